@@ -130,7 +130,7 @@ def test_a_budget_of_money_lets_a_job_have_a_cheaper_node() -> None:
 def test_short_jobs_are_let_in_before_a_turn_on_nodes_with_fewer_devices_than_others() -> None:
     """Devices that a node does not have were counted as less than none."""
     nodes = [node("large"), node("small", 2)]
-    jobs = [job("long", gpus=8, limit_s=1000), job("half", gpus=1, limit_s=1000)]
+    jobs = [job("long", gpus=8, limit_s=2000), job("half", gpus=1, limit_s=1000)]
     cluster = Scheduler(snapshot(nodes, jobs))
     assert len(cluster.cycle(0).starts) == 2
     cluster.submit(job("gang", gpus=2, submitted=1, limit_s=1000))
