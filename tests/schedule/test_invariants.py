@@ -299,13 +299,16 @@ class Fleet(RuleBasedStateMachine):
     def quiet(self) -> None:
         """I5: nothing idle, outside turns, fits a job that its own quotas and budgets let start.
 
-        But for those who stand behind one of their line for whom others make room."""
+        But for those who stand behind one of their line for whom others make room. What is left of a device that a turn
+        waits for is not outside it."""
+        places = [spot for turn in self.it.turns.of.values() for spot in turn.spots]
+        reserved = {(spot.node, device) for spot in places for device in spot.devices}
         cleared = {(job.queue, job.shape) for job in map(self.it.lines.jobs.get, self.it._cleared) if job}
         for job in self.it.lines.jobs.values():
             if job.id in self.it.lines.resting or self.it.leaving or (job.queue, job.shape) in cleared:
                 continue
             spots = place(self.it.world, job.shape, job.shape.least)
-            if spots is not None:
+            if spots is not None and reserved.isdisjoint((one.node, device) for one in spots for device in one.devices):
                 amount = self.it.world.quota(job.shape, spots, job.shape.least).tolist()
                 assert self.it._refusal(job, amount) or unpaid(self.it, job, spots), f"I5: {job.id} could start"
 
