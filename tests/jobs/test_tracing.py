@@ -46,9 +46,11 @@ def test_one_trace_from_the_call_to_the_last_phase_of_its_attempt(
         with serving(town.house, listen="127.0.0.1:0") as server, town.house.working():
             monkeypatch.setenv("TRACEPARENT", PARENT)
             here = falaj.connect(server.url, token=town.tokens["amal"])
-            (tmp_path / "work.py").write_text(WORK)
+            program = tmp_path / "program/work.py"
+            program.parent.mkdir()
+            program.write_text(WORK)
             job = here.jobs.submit(
-                str(tmp_path / "work.py"), project="fraud", outputs={"model": "model:fraud/m"}, cpus=0.1, memory="32MiB"
+                str(program), project="fraud", outputs={"model": "model:fraud/m"}, cpus=0.1, memory="32MiB"
             )
             monkeypatch.delenv("TRACEPARENT")
             until(lambda: here.jobs.show(job.ref), lambda one: one.over)

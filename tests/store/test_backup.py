@@ -16,7 +16,7 @@ from falaj.core.context import Actor, Context
 from falaj.core.errors import Conflict, Corrupt, Invalid, Unavailable
 from falaj.core.frontier import Frontier
 from falaj.core.ref import Ref
-from falaj.store.backup import backup, restore
+from falaj.store.backup import backup, check, restore
 from falaj.store.ledger import Ledger
 
 Open = Callable[[str], Ledger]
@@ -70,7 +70,7 @@ def test_from_any_engine_to_any(source: str, target: str, fresh: Open, tmp_path:
     assert said[-1] == 25
     assert (tmp_path / "b.zip").stat().st_mode & 0o777 == 0o600
     brought = restore(new, str(tmp_path / "b.zip"))
-    assert brought == written
+    assert brought == written == check(str(tmp_path / "b.zip"))
     assert everything(new) == everything(old), "cursors too: whoever follows the log goes on where they were"
     cursor = old.tail()[-1].pos
     fill(new, 3, start=12)
@@ -131,6 +131,8 @@ def test_only_into_an_empty_store_and_all_or_nothing(engine: str, fresh: Open, t
     for damage in (flip_in_a_row, other_roots, cut_short, more_behind):
         bad = tmp_path / f"{damage.__name__}.zip"
         damage(path, bad)
+        with pytest.raises(Corrupt):
+            check(str(bad))
         with pytest.raises(Corrupt):
             restore(new, str(bad))
         assert new.tail() == []
