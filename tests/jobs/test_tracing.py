@@ -16,7 +16,7 @@ from tests.collector import Collector
 from tests.jobs.lab import until
 from tests.town import Town
 
-TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # pragma: allowlist secret
 PARENT = f"00-{TRACE}-{SPAN}-01"
 WORK = """
 import os, pathlib
@@ -113,7 +113,7 @@ def test_attempts_are_told_of_the_trace_and_never_of_a_password(monkeypatch: pyt
     monkeypatch.setenv(trace.ENDPOINT, "http://collector:4318")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
     assert tracing.environment({**body, "trace": ""}) == {trace.ENDPOINT: "http://collector:4318"}
-    monkeypatch.setenv(trace.ENDPOINT, "http://user:secret@collector:4318")
+    monkeypatch.setenv(trace.ENDPOINT, "http://user:secret@collector:4318")  # pragma: allowlist secret
     assert tracing.environment({**body, "trace": ""}) == {}
     assert "secret" not in str(tracing.environment(body))
     assert os.environ["OTEL_EXPORTER_OTLP_HEADERS"]
