@@ -11,7 +11,7 @@ from falaj.schedule.board import Board
 from falaj.schedule.budget import BUDGET, MONEY, Charge, charge
 from falaj.schedule.columns import Flags, Ints
 from falaj.schedule.forecast import size
-from falaj.schedule.ground import MANY_LEAVES
+from falaj.schedule.ground import MANY_LEAVES, Refusal
 from falaj.schedule.lines import Rank
 from falaj.schedule.model import (
     BEST_EFFORT,
@@ -32,7 +32,6 @@ from falaj.schedule.reclaim import Victims
 from falaj.schedule.rights import Claim
 from falaj.schedule.words import BUDGETS, counted, spendable
 
-Refusal = tuple[str, str, int]
 Found = tuple[tuple[Spot, ...], list[int], Charge | None]
 """Places, what they count against quotas, what they cost; no costs: best effort."""
 MADE = "others make room for it"

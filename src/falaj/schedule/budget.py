@@ -4,7 +4,7 @@ A charge counts in every budget along the path to the root. It stays open until 
 the accounts, and all that was ever charged is what was settled and what is open.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from falaj.core.errors import Corrupt
@@ -30,6 +30,13 @@ HOUR = 3600
 BUDGET = "budget:"
 """How the name of a quota begins that is a budget, before its unit."""
 MONEY = "money"
+
+
+def way(queue: str) -> Iterator[str]:
+    """A queue and all above it."""
+    while queue:
+        yield queue
+        queue = queue.rpartition("/")[0]
 
 
 def charge(nodes: Mapping[str, Node], roles: Sequence[Role], spots: Iterable[Spot], seconds: int) -> Charge:
@@ -143,8 +150,4 @@ class Budgets:
 
     def _above(self, queue: str) -> list[tuple[str, int, Budget]]:
         """The budgets of a queue and of all above it."""
-        out = []
-        while queue:
-            out += [(queue, at, budget) for at, budget in enumerate(self._budgets.get(queue, ()))]
-            queue = queue.rpartition("/")[0]
-        return out
+        return [(name, at, one) for name in way(queue) for at, one in enumerate(self._budgets.get(name, ()))]

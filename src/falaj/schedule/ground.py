@@ -13,7 +13,7 @@ from itertools import zip_longest
 import numpy as np
 
 from falaj.core.errors import Invalid
-from falaj.schedule.budget import BUDGET, MONEY, Budgets, charge, rates
+from falaj.schedule.budget import BUDGET, MONEY, Budgets, charge, rates, way
 from falaj.schedule.forecast import Forecast, pool
 from falaj.schedule.kin import Kin
 from falaj.schedule.lines import Lines, Shapes
@@ -42,6 +42,8 @@ from falaj.schedule.turns import Turns
 from falaj.schedule.world import World
 
 MANY_LEAVES, _FEW = 100, 4
+Refusal = tuple[str, str, int]
+"""Whose quota or budget refuses something, which, and how much is missing."""
 
 
 class Ground:
@@ -69,9 +71,9 @@ class Ground:
         self.reopened: set[int] = set()
         """Shapes that fit again, if at all, in what was freed on `rows`."""
         self.rows: list[int] = []
-        self.parked: dict[str, dict[int, tuple[str, str, int]]] = {}
+        self.parked: dict[str, dict[int, Refusal]] = {}
         """By leaf: the lines that a quota holds back, and which."""
-        self.dear: dict[str, dict[int, tuple[int, tuple[str, str, int]]]] = {}
+        self.dear: dict[str, dict[int, tuple[int, Refusal]]] = {}
         """By leaf: the lines that a budget refused, from how many seconds on it does, and which."""
         self.leaving = {node.name for node in snapshot.nodes if node.leaving < NEVER}
         self.freed: set[str] = set()
@@ -183,7 +185,7 @@ class Ground:
         self.asleep.add(queue)
         self.order.want(queue, None)
 
-    def park(self, queue: str, number: int, refusal: tuple[str, str, int]) -> None:
+    def park(self, queue: str, number: int, refusal: Refusal) -> None:
         """A quota holds a line back: until one of its queues gives something back."""
         self.parked.setdefault(queue, {})[number] = refusal
         name = refusal[0]
@@ -191,7 +193,7 @@ class Ground:
         top = name if queue == name or queue.startswith(name + "/") else queue.partition("/")[0]
         self._held_back.setdefault(top, set()).add((queue, number))
 
-    def refuse(self, job: Job, number: int, refusal: tuple[str, str, int]) -> None:
+    def refuse(self, job: Job, number: int, refusal: Refusal) -> None:
         """A budget does not cover a job: nor those of its line that are charged for as long, until it is given back
         something. What it does cover is known where it counts devices or cores; not where it counts money."""
         lines = self.dear.setdefault(job.queue, {})
@@ -200,12 +202,10 @@ class Ground:
             lines[number] = most, refusal
         if refusal[1] == f"{BUDGET}{MONEY}":
             self._costly.add((job.queue, number))
-        name = job.queue
-        while name:  # what it does cover is what all of them cover
+        for name in way(job.queue):  # what it does cover is what all of them cover
             self._held_back.setdefault(name, set()).add((job.queue, number))
-            name = name.rpartition("/")[0]
 
-    def too_dear(self, job: Job, number: int) -> tuple[str, str, int] | None:
+    def too_dear(self, job: Job, number: int) -> Refusal | None:
         """The budget that is known not to cover a waiting job, and what it lacks for it."""
         known = self.dear.get(job.queue, {}).get(number)
         if known is None or self.pays_s(job) < known[0]:
@@ -370,15 +370,11 @@ class Ground:
         world = self.world
         return {spot.node: world.nodes[world.index[spot.node]] for spot in job.spots if spot.node in world.index}
 
-    def _release_above(self, name: str) -> None:
+    def _release_above(self, queue: str) -> None:
         """Something of a queue's quota, or of those above it, is given back: look again whom they hold back."""
-        while name:
-            self._release(name)
-            name = name.rpartition("/")[0]
-
-    def _release(self, name: str) -> None:
-        for queue, number in self._held_back.pop(name, ()):
-            self._allow(queue, number)
+        for name in way(queue):
+            for held, number in self._held_back.pop(name, ()):
+                self._allow(held, number)
 
     def _allow(self, queue: str, number: int) -> None:
         known = self.parked.get(queue, {}).pop(number, None), self.dear.get(queue, {}).pop(number, None)

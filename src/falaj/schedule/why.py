@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from falaj.core.errors import NotFound
-from falaj.schedule.blocked import Refusal, refused
+from falaj.schedule.blocked import refused
 from falaj.schedule.budget import BUDGET
 from falaj.schedule.changes import Change, Fix, altered, changed, less, merged, ways
 from falaj.schedule.decide import Scheduler
+from falaj.schedule.ground import Refusal
 from falaj.schedule.model import (
     BANDS,
     BEST_EFFORT,

@@ -246,7 +246,7 @@ class LargeFile:
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write one chunk; threads may do so at once. What is nothing but zeros stays a hole, as it may have been."""
-        if data[0] or data != bytes(len(data)):
+        if data[:1] != b"\0" or data != bytes(len(data)):
             hand.write_at(self._fd, data, at)
 
     def finish(self, target: Target) -> Record:
