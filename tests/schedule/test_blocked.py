@@ -146,3 +146,12 @@ def test_a_new_resource_is_known_before_the_progress_of_an_elastic_job() -> None
     cluster.submit(job("odder", shape=Shape((Role("worker", Ask((("tpu", 1000),))),))))
     cluster.change(replace(cluster.running["wide"], done=5))
     assert not cluster.cycle(1).starts
+
+
+def test_a_node_that_leaves_takes_what_is_over_before_though_one_of_another_queue_is_not() -> None:
+    """One shape, and two queues: the longer job of the needier one says nothing about the shorter."""
+    leaving = node("n", leaving=1000)
+    jobs = [job("long", "root/a", 8, limit_s=5000), job("short", "root/b", 8, limit_s=500, submitted=1)]
+    queues = (Queue("root/a", guarantee={"gpu": 8000}), Queue("root/b"))
+    plan = Scheduler(snapshot([leaving], jobs, queues)).cycle(0)
+    assert [one.job for one in plan.starts] == ["short"]

@@ -305,9 +305,9 @@ class Fleet(RuleBasedStateMachine):
         reserved = {(spot.node, device) for spot in places for device in spot.devices}
         cleared = {(job.queue, job.shape) for job in map(self.it.lines.jobs.get, self.it._cleared) if job}
         for job in self.it.lines.jobs.values():
-            if job.id in self.it.lines.resting or self.it.leaving or (job.queue, job.shape) in cleared:
+            if job.id in self.it.lines.resting or (job.queue, job.shape) in cleared:
                 continue
-            spots = place(self.it.world, job.shape, job.shape.least)
+            spots = place(self.it.world, job.shape, job.shape.least, self.it._lasting(job))
             if spots is not None and reserved.isdisjoint((one.node, device) for one in spots for device in one.devices):
                 amount = self.it.world.quota(job.shape, spots, job.shape.least).tolist()
                 assert self.it._refusal(job, amount) or unpaid(self.it, job, spots), f"I5: {job.id} could start"
@@ -318,10 +318,10 @@ class Fleet(RuleBasedStateMachine):
         for queue in it.lines.leaves:
             heads = it._heads(queue)
             job = it.lines.jobs[heads[0][0][-1]] if heads else None
-            if job is None or it.leaving or it.waited_for(job.id) or it._cleared:
+            if job is None or it.waited_for(job.id) or it._cleared:
                 continue
             band, amount = it.band(queue, job.shape), it.amount(it.lines.numbers[job.id])
-            spots = place(it.world, job.shape, job.shape.least)
+            spots = place(it.world, job.shape, job.shape.least, it._lasting(job))
             if not band or spots is None or it.tree.refusal(queue, amount) is None:
                 continue
             if unpaid(it, job, spots) or unpaid(it, job, spots, stops=False):

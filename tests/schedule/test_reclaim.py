@@ -60,6 +60,19 @@ def test_width_goes_first_then_best_effort_then_gangs() -> None:
     assert ([one.job for one in second.evictions], [one.job for one in second.resizes]) == (["cheap"], ["wide"])
 
 
+def test_who_may_be_stopped_shrinks_instead_however_lately_it_was_resized() -> None:
+    cluster = Closed(1, [Queue(A)], replace(BOLD, progress_ratio=2, resize_gap_s=300))
+    long = {"started": NOW - 7200, "saved": NOW - 1, "resumes": True}
+    cluster.submit("wide", A, gang(1, 4, low=1), 36_000, resized=NOW - 1, **long)
+    cluster.submit("firm", A, gang(4), 90, **long)
+    cluster.admit()
+    cluster.widen("wide", 4)
+    cluster.submit("short", A, gang(2), 60)
+    found = cluster.make_room("short")
+    assert found
+    assert ([len(one.spots) for one in found.resizes], found.evictions) == ([2], ())
+
+
 def test_cores_are_made_free_where_they_are_what_is_short() -> None:
     cluster = Closed(1, [Queue(A), Queue(B)])
     cluster.submit("cores", A, Shape((Role("worker", Ask((("cpu", 63_000),))),), band=0), 36_000)

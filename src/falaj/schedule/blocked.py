@@ -78,7 +78,7 @@ class Blocked(Board):
         """Those for whom others make room, and their leaves: what that leaves of a quota is theirs."""
         self._asked_at: dict[str, int] = {}
         self._closed_at: dict[int, int] = {}
-        self._tried: dict[int, tuple[int, str]] = {}
+        self._tried: dict[int, tuple[int, int, str]] = {}
         self._room: tuple[int, tuple[list[int], Ints, Ints]] | None = None
 
     def _evict(self, evict: Evict) -> None:
@@ -414,25 +414,27 @@ class Blocked(Board):
             self._restore(Reservation(job.id, *turn, later))
 
     def _backfill(self, most: int) -> None:
-        """Lend what is held for turns to what is over before they come, the shortest first."""
+        """Lend what is held for turns, or leaves, to what is over before that, the shortest first."""
         lent = True
-        while lent and self.turns.of and len(self._plan.starts) < most:
-            last, lent = max(turn.at for turn in self.turns.of.values()), False
-            short = []
-            for number in self.closed if self.turns.holds else ():
+        while lent and len(self._plan.starts) < most:
+            goes = [self.world.nodes[self.world.index[name]].leaving for name in self.leaving]
+            last = max((*goes, *(turn.at for turn in self.turns.of.values())), default=self.now)
+            lent, short = False, []
+            for number in self.closed if self.turns.holds or goes else ():
                 brief = self.lines.brief(number, self._held)
                 if brief is None or self.now + brief[0] > last:
                     continue
-                if self._tried.get(number) != (self.turns.version, brief[1].id):
+                if self._tried.get(number) != (self.turns.version, brief[0], brief[1].id):
                     short.append((brief[0], brief[1].submitted, brief[1].id, number))
             for one in sorted(short):
-                self._tried[one[3]] = self.turns.version, one[2]  # not before: whoever stands behind is tried after it
+                # Not before: whoever stands behind is tried after it.
+                self._tried[one[3]] = self.turns.version, one[0], one[2]
                 if self._some(one[3]) and self._lend(*one):
                     lent = True
                     break
 
     def _lend(self, run_s: int, _submitted: int, job_id: str, number: int) -> bool:
-        """Start a short job in places that are held for turns after its end."""
+        """Start a short job in places that are held for turns after its end, or leave then."""
         job = self.lines.jobs[job_id]
         refusal = self._refusal(job, self.amount(number))
         if refusal is not None:
@@ -460,17 +462,15 @@ class Blocked(Board):
         return self.band(job.queue, job.shape)
 
     def _some(self, number: int) -> bool:
-        """Might as many slots of a shape fit as it needs, where something is held and elsewhere?"""
+        """Might as many slots of a shape fit as it needs, where something is held or leaves, and elsewhere?"""
         if self._room is None or self._room[0] != self.turns.version:
             self._room = self.turns.version, self.turns.lendable()
         rows, free, dev = self._room[1]
         shape = self.shapes.all[number]
         ask = shape.roles[0].ask
         suits = self.profile.suiting(ask)[rows]
-        if not rows or not suits.any():
-            return False
-        slots = int(slots_in(suits, amounts(self.world, ask), ask, free, dev).sum())
-        if slots >= shape.least or shape.least == 1:
+        slots = int(slots_in(suits, amounts(self.world, ask), ask, free, dev).sum()) if suits.any() else 0
+        if slots >= shape.least or not (slots or self.leaving):
             return slots >= shape.least
         counts = self.world.counts(self.world.ask(ask))
         return slots + int(counts.sum()) - int(counts[rows].sum()) >= shape.least

@@ -94,7 +94,8 @@ def rights(claim: Claim, running: Running, potential: Potential, amount: list[in
         later = (table[:, Col.DEADLINE] > claim.job.deadline) & (table[:, Col.EVICTIONS] < MOST_LATE)
         evict[able & mine & same & old & later] = LATE
     evict[able & ((mine & (table[:, Col.BAND] < band)) | (table[:, Col.BAND] == BEST_EFFORT))] = BAND_RIGHT
-    rested = (now - table[:, Col.RESIZED] >= knobs.resize_gap_s) | (evict == BAND_RIGHT) | (cause == "guarantee")
+    # Whom it may stop may shrink instead, however lately it was resized.
+    rested = (now - table[:, Col.RESIZED] >= knobs.resize_gap_s) | (evict > WIDTH) | (cause == "guarantee")
     shrink = (
         able & (table[:, Col.EXTRA] > 0) & rested & ((mine & (table[:, Col.BAND] <= band)) | (evict > WIDTH) | others)
     )
