@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, Unavailable
 from falaj.core.transfer import Receipt
-from falaj.snapshot import read
+from falaj.snapshot import read, target
 from falaj.snapshot.checkout import CheckedOut, checkout
 from falaj.snapshot.format import FILE, LINK, Content, PageWriter, raw
 from falaj.snapshot.outbox import Outbox
@@ -112,6 +112,17 @@ def test_holes_of_a_sparse_file_take_no_room(tmp_path: Path, warehouse: Warehous
     checkout(publish(tmp_path / "in", warehouse), tmp_path / "out")
     assert (tmp_path / "out/sparse").read_bytes() == (tmp_path / "in/sparse").read_bytes()
     assert (tmp_path / "out/sparse").stat().st_blocks * 512 < 4 << 20
+
+
+@pytest.mark.parametrize("allocate", [None, lambda *_: -1], ids=["missing", "refused"])
+def test_a_disk_that_cannot_make_room_ahead(
+    tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, allocate: object
+) -> None:
+    blob = noise(20 << 20)
+    snapshot = publish(fill(tmp_path / "f", {b"large": blob}), warehouse)
+    monkeypatch.setattr(target, "_allocate", allocate)
+    checkout(snapshot, tmp_path / "out")
+    assert (tmp_path / "out/large").read_bytes() == blob
 
 
 def test_some_paths_only(tmp_path: Path, warehouse: Warehouse) -> None:

@@ -134,6 +134,7 @@ class _Work:
         large = self._target.large(entry)
         self._large.append(large)
         for at, digest, length in self._snapshot.pieces(entry.content):
+            large.expect(at, digest, length)
             self._want(digest, length, (large, at))
         large.complete = True
         if len(self._large) >= _WINDOW_FOLDERS:
@@ -152,6 +153,8 @@ class _Work:
     def _flush(self) -> None:
         """Send a window off; where there are enough, wait for the oldest: more is planned while these are written."""
         wanted, self._wanted, self._have = self._wanted, {}, 0
+        for large in self._large:
+            large.make_room()
         sent = [self._pool.submit(self._bring, run, wanted) for run in self._snapshot.plan(wanted)]
         complete = [large for large in self._large if large.complete]
         self._large = [large for large in self._large if not large.complete]

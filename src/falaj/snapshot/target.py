@@ -5,6 +5,7 @@ it was given is the checkout's own, any other belongs to somebody.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import itertools
 import os
@@ -26,6 +27,10 @@ from falaj.snapshot.state import State
 
 Record = tuple[bytes, bytes, bytes]
 """Path, stamp and digest of a file that was written."""
+
+_allocate = getattr(ctypes.CDLL(None), "fallocate64", None)  # Python's own writes zeros where a disk does not know it
+if _allocate is not None:
+    _allocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
 
 _LIST = "checkout"
 _NAME_BYTES = 255
@@ -243,6 +248,20 @@ class LargeFile:
         self._fd = os.open(self._new, hand.NEW, _mode(entry), dir_fd=target.inbox)
         target.opened.add(self._fd)
         os.ftruncate(self._fd, entry.size)
+        self._last, self._since, self._until = b"", 0, 0
+
+    def expect(self, at: int, digest: bytes, length: int) -> None:
+        """The next of its chunks. Two of the same side by side may be a hole, and room is made for what is none."""
+        if digest == self._last:
+            self.make_room()
+            self._since = at + length
+        self._last, self._until = digest, at + length
+
+    def make_room(self) -> None:
+        """Have a place on the disk for what it expects: to look for one with every write takes half as long again."""
+        if self._until > self._since and _allocate is not None:
+            _allocate(self._fd, 0, self._since, self._until - self._since)  # in vain: then writing looks for it
+        self._since = self._until
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write one chunk; threads may do so at once. What is nothing but zeros stays a hole, as it may have been."""
