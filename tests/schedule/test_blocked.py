@@ -155,3 +155,15 @@ def test_a_node_that_leaves_takes_what_is_over_before_though_one_of_another_queu
     queues = (Queue("root/a", guarantee={"gpu": 8000}), Queue("root/b"))
     plan = Scheduler(snapshot([leaving], jobs, queues)).cycle(0)
     assert [one.job for one in plan.starts] == ["short"]
+
+
+def test_a_short_job_that_a_budget_refused_starts_on_a_node_that_leaves_once_it_is_paid() -> None:
+    poor, rich = (Queue("root/a", budgets=(Budget("cpu_s", amount, stops=True),)) for amount in (40_000, 9_000_000))
+    jobs = [job("long", gpus=8, limit_s=5000), job("short", gpus=8, limit_s=50, submitted=1)]
+    cluster = Scheduler(snapshot([node("n", leaving=1000)], jobs, (rich,)))
+    assert [one.job for one in cluster.cycle(0).starts] == ["short"]
+    cluster.queues((poor,))
+    cluster.change(replace(cluster.running["short"], spots=(), started=0, charged=()))
+    assert not cluster.cycle(1).starts
+    cluster.queues((rich,))
+    assert [one.job for one in cluster.cycle(2).starts] == ["short"]

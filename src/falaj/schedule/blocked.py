@@ -163,6 +163,7 @@ class Blocked(Board):
             self.refuse(job, number, refusal)
         else:
             self.park(job.queue, number, refusal)
+        self._tried.pop(number, None)  # as soon as that lets it, it may start where it could not be lent anything
         self._unsettled.add(job.queue)  # another may be the first of it now for whom others make room
         if job.id in self.turns.of and not self.waited_for(job.id):
             self._lose(self.turns.drop(job.id), "a quota or a budget had refused it")
