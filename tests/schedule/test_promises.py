@@ -23,9 +23,12 @@ def goes(it: Scheduler, name: str) -> None:
     it.change(replace(gone, spots=(), charged=(), **facts))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
-    promised=st.integers(1, 16),
+    gpus=st.sampled_from((1, 1, 2, 4, 8)),
+    slots=st.sampled_from((1, 1, 2)),
+    others=st.sampled_from((1, 2, 4, 8)),
+    part=st.integers(1, 16),
     had=st.integers(0, 16),
     wants=st.integers(1, 20),
     saves=st.integers(0, 60),
@@ -33,26 +36,29 @@ def goes(it: Scheduler, name: str) -> None:
     ratio=st.sampled_from((0, 2)),
 )
 def test_a_guarantee_is_met_within_the_longest_grace_and_a_cycle(
-    promised: int, had: int, wants: int, saves: int, ran: int, ratio: int
+    gpus: int, slots: int, others: int, part: int, had: int, wants: int, saves: int, ran: int, ratio: int
 ) -> None:
-    """Of single devices, so that nothing is too scattered and no other promise is in the way.
+    """Of gangs and from gangs, of which each is a whole part of a node, so that nothing is too scattered.
 
     Where the others overtake each other in their own queue meanwhile, what they stopped for that has its grace first.
     """
-    queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": promised * 1000}))
+    size = gpus * slots
+    promised = min(part, 16 // size)
+    had = min(had, promised)
+    queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": promised * size * 1000}))
     nodes = (node("n0"), node("n1"))
     it = Scheduler(Snapshot(0, nodes, queues, (), knobs=Knobs(progress_ratio=ratio)))
     facts = {"save_s": saves, "resumes": bool(saves)}
-    for number in range(min(had, promised)):
-        it.submit(job(f"b-old{number:02}", "root/b", **facts))
+    for number in range(had):
+        it.submit(job(f"b-old{number:02}", "root/b", gpus, slots, **facts))
     it.cycle(0)
     for number in range(16):
-        it.submit(job(f"a{number:02}", **facts))
+        it.submit(job(f"a{number:02}", gpus=others, **facts))
     it.cycle(0)
     now = ran
     for number in range(wants):
-        it.submit(job(f"b-new{number:02}", "root/b", submitted=now))
-    owed = min(promised, min(had, promised) + wants)
+        it.submit(job(f"b-new{number:02}", "root/b", gpus, slots, submitted=now))
+    owed = min(promised, had + wants) * size
     until, going = now + (saves + GRACE_S) * (2 if ratio else 1) + A_CYCLE_S, dict[str, int]()
     while used(it, "root/b") < owed:
         assert now <= until, f"I4: {used(it, 'root/b')} of {owed} after {now - ran} s"

@@ -105,6 +105,26 @@ def test_where_nothing_is_promised_nothing_is_worked_out(
     assert (bare.promised(demand) == slow).all()
 
 
+def test_what_one_leaves_of_its_guarantee_is_promised_to_nobody_else() -> None:
+    """Its neighbours may borrow it, and give it back; only what their parent is guaranteed itself is theirs, too."""
+    queues = [Queue("root/d/a"), Queue("root/d/b", guarantee={"gpu": 12_000}), Queue("root/e/f/g")]
+    tree = Tree([*queues, Queue("root/e", guarantee={"gpu": 3000})], {"gpu": 16_000})
+    demand = np.zeros((tree.top, 1), np.int64)
+    for name, want in (("root/d/a", 16_000), ("root/d/b", 5000), ("root/e/f/g", 16_000)):
+        demand[tree.index[name]] = want
+    got = {name: int(tree.promised(demand)[tree.index[name], 0]) for name in ("root/d/a", "root/d/b", "root/e/f/g")}
+    assert got == {"root/d/a": 0, "root/d/b": 5000, "root/e/f/g": 3000}
+
+
+def test_of_too_many_promises_everybody_has_the_same_part_whoever_wants_little() -> None:
+    queues = [Queue(f"root/{name}", guarantee={"gpu": 10_000}) for name in ("d/a", "e/b")]
+    tree = Tree(queues, {"gpu": 8000})
+    demand = np.zeros((tree.top, 1), np.int64)
+    demand[tree.index["root/d/a"]], demand[tree.index["root/e/b"]] = 2000, 10_000
+    got = tree.promised(demand)[[tree.index["root/d/a"], tree.index["root/e/b"]], 0].tolist()
+    assert got == [2000, 6000]
+
+
 @given(leaves, st.integers(1000, 90_000))
 def test_nobody_gets_more_than_there_is_than_it_wants_or_than_its_limit(
     leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int

@@ -163,13 +163,27 @@ class Tree:
         return given[: self.top]
 
     def promised(self, demand: Amounts) -> Amounts:
-        """The same without what is borrowed at the top: what nobody may take."""
+        """The same without what is borrowed: what nobody may take."""
         if not any(self.guarantee[-1]) and not self._keepers:
             return np.zeros((self.top, len(self.quotas)), np.int64)
         want = np.where(self._leaves[:, None], np.minimum(demand, _MOST), 0)
         none = np.zeros((self.top + 1, len(self.quotas)), np.int64)
-        got = self._divided(want, none, self._promised, borrow=False)
+        got = self._divided(want, none, self._due(want), borrow=False)
         return got[: self.top]
+
+    def _due(self, want: Amounts) -> Amounts:
+        """What each row is promised as things are wanted: its own guarantee, or what its children want of theirs.
+
+        What one of them leaves of its guarantee is promised to nobody else, or it could not have it back from them.
+        """
+        due, claim = self._own.copy(), want.copy()
+        for rows, above, _, start in reversed(self._levels):
+            claim[rows] = np.minimum(np.maximum(claim[rows], self._keeps[rows]), self._limits[rows])
+            if above[0] != self.top:
+                base = np.minimum(claim[rows], np.maximum(due[rows], self._keeps[rows]))
+                due[above] = np.maximum(due[above], np.add.reduceat(base, start))
+                claim[above] = np.add.reduceat(claim[rows], start)
+        return due
 
     def _divided(self, want: Amounts, given: Amounts, promised: Amounts, borrow: bool = True) -> Amounts:
         """What each row and the top get of what their leaves want, beside what is given already."""
@@ -184,7 +198,7 @@ class Tree:
             base = np.minimum(claim[rows], np.maximum(promised[rows], keeps[rows]))
             short = (np.add.reduceat(base, start) > claim[above]).any(axis=0)
             if short.any():
-                base = _rationed(base, promised[rows], group, claim[above], np.flatnonzero(short))
+                base = _rationed(base, self._promised[rows], group, claim[above], np.flatnonzero(short))
             if borrow or above[0] != self.top:
                 room = claim[above] - np.add.reduceat(base, start)
                 base = base + fill(claim[rows] - base, self._weights[rows], group, room, capacity)
@@ -198,8 +212,10 @@ class Tree:
 
     def _arrays(self) -> None:
         shape = self.top, len(self.quotas)
-        self._limits, self._promised, self._keeps = (
-            np.array(table[: self.top], np.int64).reshape(shape) for table in (self.limit, self.guarantee, self._kept)
+        own = [*map(self._guarantee, self.queues)]
+        self._limits, self._promised, self._own, self._keeps = (
+            np.array(table[: self.top], np.int64).reshape(shape)
+            for table in (self.limit, self.guarantee, own, self._kept)
         )
         self._weights = np.array(self.weight, np.int64)
         self._leaves = np.array([not rows for rows in self.children[:-1]], bool)
