@@ -167,3 +167,29 @@ def test_a_short_job_that_a_budget_refused_starts_on_a_node_that_leaves_once_it_
     assert not cluster.cycle(1).starts
     cluster.queues((rich,))
     assert [one.job for one in cluster.cycle(2).starts] == ["short"]
+
+
+def test_small_jobs_that_keep_coming_do_not_take_the_cores_of_a_turn_one_by_one() -> None:
+    """No device is lacking, and of the cores never as many are free at once as the gang needs."""
+    bit = shape(0, cpu=8000)
+    cluster = Scheduler(snapshot(1, [job(f"s0{one}", "root/b", shape=bit, limit_s=100 + one * 10) for one in range(8)]))
+    assert len(cluster.cycle(0).starts) == 8
+    cluster.submit(job("gang", "root/b", shape=shape(8, cpu=60_000), submitted=1, limit_s=500))
+    promised = cluster.cycle(1).reservations[0].at
+    assert promised <= 170
+    for now in range(10, promised + 1, 10):
+        cluster.end(*[one.id for one in cluster.running.values() if one.started + one.limit_s <= now])
+        cluster.submit(job(f"s{now}", "root/b", shape=bit, submitted=now, limit_s=100))
+        started = {one.job for one in cluster.cycle(now).starts}
+    assert "gang" in started
+
+
+def test_what_is_left_of_a_device_that_a_turn_waits_for_is_held_too() -> None:
+    piece = shape(milli=300)
+    cluster = Scheduler(snapshot([node("n", 1)], [job("first", "root/b", shape=piece, limit_s=100)]))
+    cluster.cycle(0)
+    cluster.submit(job("whole", "root/b", submitted=1, limit_s=500))
+    assert [(one.job, one.at) for one in cluster.cycle(1).reservations] == [("whole", 100)]
+    cluster.submit(job("long", "root/b", shape=piece, submitted=2, limit_s=400))
+    cluster.submit(job("brief", "root/b", shape=piece, submitted=3, limit_s=50))
+    assert [one.job for one in cluster.cycle(3).starts] == ["brief"]

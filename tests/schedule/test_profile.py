@@ -48,7 +48,7 @@ def test_later_turns_are_planned_around_earlier_ones() -> None:
     profile = Profile(world)
     busy(world, profile, "x", "c/a", tuple(range(8)), 100)
     at, spots = profile.earliest(shape(8), 1, 0) or (0, ())
-    profile.put("turn", spots, shape(8).roles, at + 50, 0)
+    profile.put("turn", spots, shape(8).roles, at + 50, [need.tolist() for need in world.needs(shape(8).roles)])
     assert (profile.earliest(shape(1), 1, 0) or (0, ()))[0] == 150
     profile.drop("turn")
     assert (profile.earliest(shape(1), 1, 0) or (0, ()))[0] == 100

@@ -165,7 +165,7 @@ class Blocked(Board):
             self.park(job.queue, number, refusal)
         self._tried.pop(number, None)  # as soon as that lets it, it may start where it could not be lent anything
         self._unsettled.add(job.queue)  # another may be the first of it now for whom others make room
-        if job.id in self.turns.of and not self.waited_for(job.id):
+        if job.id in self.turns.of and not self.waited_for(job.id) and not self._waits(job.id):
             self._lose(self.turns.drop(job.id), "a quota or a budget had refused it")
 
     def _lose(self, turn: Reservation | None, cause: str) -> None:
@@ -208,7 +208,17 @@ class Blocked(Board):
         for one in [one for one in self._cleared if one not in self.turns.of or one not in self.lines.jobs]:
             self._forgo(one)
         free = self._cleared.keys() - {self.running[one].stopped_for for one in self.stopping}
+        free = {one for one in free if not self._waits(one)}
         return sorted(free, key=lambda one: (self.turns.of[one].at, one))
+
+    def _waits(self, job_id: str) -> bool:
+        """Was room made for it, and a quota refuses it only while those are there who go for others?"""
+        job = self.lines.jobs[job_id]
+        amount = self.amount(self.lines.numbers[job_id])
+        if job_id not in self._cleared or self.tree.refusal(job.queue, amount) is None:
+            return False
+        with self._made_way(job_id):
+            return self.tree.refusal(job.queue, amount) is None
 
     def _forgo(self, job_id: str) -> None:
         """What was kept of a quota for a job is anybody's."""

@@ -34,14 +34,16 @@ class Profile:
         self._amount = np.zeros((64, len(world.resources)), np.int64)
         self._spare = list(range(63, -1, -1))
         self._rows: dict[str, list[int]] = {}
-        self._owed: dict[str, list[int]] = {}
+        self._owed: dict[str, list[tuple[int, Ints]]] = {}
         self._users: dict[tuple[int, int], dict[str, int]] = {}
         self._spots: dict[str, list[tuple[int, int]]] = {}
         self._free_at = np.zeros((64, 1), np.int64)
         self._sorted: tuple[Ints, Ints] | None = None
 
-    def put(self, name: str, spots: Sequence[Spot], roles: Sequence[Role], end: int, there: int | None = None) -> None:
-        """Let a job, or a turn, use its places until then; all but the first `there` the world does not know of."""
+    def put(
+        self, name: str, spots: Sequence[Spot], roles: Sequence[Role], end: int, owed: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Let a job, or a turn, use its places until then; so much of each of them the world does not know of."""
         self.drop(name)
         needs = self._world.needs(roles)
         self._fit()
@@ -53,8 +55,7 @@ class Profile:
             rows.append(row)
             self._node[row], self._end[row], self._amount[row] = node, end, needs[spot.role]
             users += [(node, column) for column in self._world.places(spot)]
-        if there is not None and rows[there:]:
-            self._owed[name] = rows[there:]
+        self._owed[name] = [(row, np.array(part)) for row, part in zip(rows, owed, strict=False) if any(part)]
         self._grow()
         for user in users:
             self._users.setdefault(user, {})[name] = end
@@ -127,11 +128,11 @@ class Profile:
     def _now_free(self) -> Ints:
         """What is free on each node now, less what turns are owed that the world does not know of."""
         free = self._world.free.astype(np.int64)
-        for rows in self._owed.values():
-            for row in rows:
+        for owed in self._owed.values():
+            for row, part in owed:
                 at = self._at[self._node[row]]
                 if at >= 0:
-                    free[at] -= self._amount[row]
+                    free[at, : len(part)] -= part
         return free
 
     def _ready(self) -> Ints:

@@ -1,8 +1,8 @@
 """Turns: reservations of blocked gangs, and what is held for them now.
 
-Of a turn's places, those that are free are taken in the world, so that nothing else lands there by accident; the rest
-follow as they become free. Held places are lent to what is over before the turn comes. A turn moves to an earlier time,
-or later with the cause written down.
+Of a turn's places, whatever is free is laid aside in the world, however little: who came later would take a core here
+and half a device there for ever. The rest follows as it becomes free. What is held is lent to what is over before the
+turn comes. A turn moves to an earlier time, or later with the cause written down.
 """
 
 from collections import Counter
@@ -11,13 +11,10 @@ from collections.abc import Container, Iterable, Sequence
 import numpy as np
 
 from falaj.schedule.columns import Flags, Ints
-from falaj.schedule.model import Ask, Reservation, Role, Shape, Spot
-from falaj.schedule.profile import Profile, amounts
-from falaj.schedule.world import World
+from falaj.schedule.model import Reservation, Role, Shape, Spot
+from falaj.schedule.profile import Profile
+from falaj.schedule.world import Part, World
 
-Held = dict[tuple[int, int], Spot]
-"""By number of a place and column of a device; -1: what else the place needs."""
-_BARE = (Role("", Ask()),)
 _FIRST = 1
 """So many turns of a pool are tried again whenever something of it is freed."""
 
@@ -29,8 +26,11 @@ class Turns:
         self.of: dict[str, Reservation] = {}
         self._world, self._profile, self._depth = world, profile, depth
         self._facts: dict[str, tuple[str, tuple[Role, ...], int]] = {}
-        self._held: dict[str, Held] = {}
-        self._known: dict[str, list[int]] = {}
+        self._held: dict[str, list[Part]] = {}
+        self._full: set[str] = set()
+        """Those for which everything is held."""
+        self._owed: dict[str, list[list[int]]] = {}
+        """What each of their places still lacks, as the profile knows it."""
         self._near: dict[str, set[str]] = {}
         self._pools: dict[str, int] = {}
         self.released: set[str] = set()
@@ -50,16 +50,15 @@ class Turns:
     def lendable(self) -> tuple[list[int], Ints, Ints]:
         """Nodes on which something is held: their rows, and what would be free there, of amounts and devices."""
         world = self._world
-        parts = [(job, column, spot) for job, held in self._held.items() for (_, column), spot in held.items()]
-        rows = sorted({world.index[spot.node] for _, _, spot in parts})
+        parts = self.held()
+        rows = sorted({world.index[part.node] for part in parts})
         at = {row: number for number, row in enumerate(rows)}
         free, dev = world.free[rows].astype(np.int64), world.dev[rows].astype(np.int64)
-        for job, column, spot in parts:
-            number = at[world.index[spot.node]]
-            if column < 0:
-                free[number] += amounts(world, self._facts[job][1][spot.role].ask)
-            else:
-                dev[number, column] += spot.milli
+        for part in parts:
+            number = at[world.index[part.node]]
+            free[number, : len(part.amounts)] += part.amounts
+            for place, milli in world.on(part):
+                dev[number, place] += milli
         return rows, free, dev
 
     def room(self, pool: str) -> bool:
@@ -87,7 +86,6 @@ class Turns:
         for spot in turn.spots:
             self._near.setdefault(spot.node, set()).add(turn.job)
         self.hold(spot.node for spot in (*turn.spots, *(old.spots if old else ())))
-        self._enter(turn.job)
 
     def drop(self, job: str) -> Reservation | None:
         """Take a job's turn away; what was held for it is free."""
@@ -115,11 +113,15 @@ class Turns:
             self.put(Reservation(job, self.of[job].at, (), f"{node} is gone"), pool, roles, run_s)
 
     def hold(self, nodes: Iterable[str]) -> None:
-        """Something became free on these nodes: keep it for the turns it belongs to, soonest first."""
+        """Something became free on these nodes: keep it for the turns it belongs to, soonest first.
+
+        Cores are like each other: what a later turn had kept of them goes to a sooner one, too.
+        """
         jobs = {job for node in nodes for job in self._near.get(node, ())}
         self.version += bool(jobs)
-        for job in sorted(jobs, key=lambda one: (self.of[one].at, one)):
-            self._enter(job)
+        for job in jobs:
+            self._let_go(job)
+        self.take_back(sorted(jobs))
 
     def ready(self, nodes: Iterable[str]) -> list[str]:
         """The jobs with a turn on these nodes whose places are all held now, soonest first."""
@@ -135,7 +137,7 @@ class Turns:
 
     def whole(self, job: str) -> bool:
         """Is everything of its turn held?"""
-        return len(self._held.get(job, ())) == sum(1 + len(spot.devices) for spot in self.of[job].spots)
+        return job in self._full
 
     def due(self, now: int) -> list[str]:
         """Jobs whose turn has come, or is void."""
@@ -150,8 +152,7 @@ class Turns:
         lent = [
             job
             for job, held in self._held.items()
-            if (self.of[job].at >= end or job in but)
-            and any(suits is None or suits[index[spot.node]] for spot in held.values())
+            if (self.of[job].at >= end or job in but) and any(suits is None or suits[index[part.node]] for part in held)
         ]
         for job in lent:
             self._let_go(job)
@@ -163,54 +164,48 @@ class Turns:
             if job in self.of:
                 self._enter(job)
 
-    def held(self) -> list[tuple[Spot, tuple[Role, ...]]]:
-        """What is taken in the world for turns."""
-        found = [(job, column, spot) for job, held in self._held.items() for (_, column), spot in held.items()]
-        return [(spot, self._facts[job][1] if column < 0 else _BARE) for job, column, spot in found]
+    def held(self) -> list[Part]:
+        """What is laid aside in the world for turns."""
+        return [part for parts in self._held.values() for part in parts]
 
     def _enter(self, job: str) -> None:
-        """Take what is free of a turn's places: device by device, and what else a place needs."""
-        turn, (_, roles, run_s) = self.of[job], self._facts[job]
-        held = self._held.setdefault(job, {})
-        places, devices = self._free_of(turn, roles, held)
-        self._world.take(list(places.values()), roles)
-        self._world.take(list(devices.values()), _BARE)
-        held |= places | devices
-        known = [number for number in range(len(turn.spots)) if (number, -1) in held]
-        if self._known.get(job) != known:
-            self._known[job] = known
-            rest = [number for number in range(len(turn.spots)) if (number, -1) not in held]
-            spots = [turn.spots[number] for number in (*known, *rest)]
-            self._profile.put(_row(job), spots, roles, turn.at + run_s, len(known))
-
-    def _free_of(self, turn: Reservation, roles: tuple[Role, ...], held: Held) -> tuple[Held, Held]:
-        world, places, devices = self._world, Held(), Held()
-        needs = [amounts(world, role.ask) for role in roles]
-        left: dict[int, Ints] = {}
-        parts: Counter[tuple[int, int]] = Counter()
-        for number, spot in enumerate(turn.spots):
+        """Lay aside what is free of a turn's places, and what is held of them already."""
+        self._let_go(job)
+        turn, (_, roles, run_s), world = self.of[job], self._facts[job], self._world
+        needs, free, taken = world.needs(roles), dict[int, Ints](), Counter[tuple[int, int]]()
+        held, owed, full = list[Part](), list[list[int]](), bool(turn.spots)
+        for spot in turn.spots:
             row = world.index.get(spot.node, -1)
-            if row < 0 or not world.nodes[row].open:
+            if row < 0:
+                full = False
                 continue
-            free = left.setdefault(row, world.free[row].copy())
-            if (number, -1) not in held and bool((free >= needs[spot.role]).all()):
-                places[number, -1] = Spot(spot.node, spot.role)
-                free -= needs[spot.role]
-            for column in world.places(spot):
-                if (number, column) not in held and world.dev[row, column] - parts[row, column] >= spot.milli:
-                    parts[row, column] += spot.milli
-                    device = world.nodes[row].devices[column].index
-                    devices[number, column] = Spot(spot.node, 0, (device,), spot.milli)
-        return places, devices
+            got, devices = np.zeros_like(needs[spot.role]), dict[int, int]()
+            if world.nodes[row].open:
+                left = free.setdefault(row, np.maximum(world.free[row], 0))
+                got = np.minimum(needs[spot.role], left)
+                left -= got
+                for place in world.places(spot):
+                    milli = min(spot.milli, max(int(world.dev[row, place]) - taken[row, place], 0))
+                    taken[row, place] += milli
+                    devices[world.nodes[row].devices[place].index] = milli
+                held.append(Part(spot.node, got, devices))
+            owed.append((needs[spot.role] - got).tolist())
+            full &= not any(owed[-1]) and sum(devices.values()) == len(spot.devices) * spot.milli
+        world.lay_aside(held)
+        self._held[job] = held
+        if full:
+            self._full.add(job)
+        if self._owed.get(job) != owed:
+            self._owed[job] = owed
+            self._profile.put(_row(job), turn.spots, roles, turn.at + run_s, owed)
 
     def _forget(self, job: str) -> None:
-        self._known.pop(job, None)
+        self._owed.pop(job, None)
         self._profile.drop(_row(job))
 
     def _let_go(self, job: str) -> None:
-        held = self._held.pop(job, {})
-        self._world.give([spot for (_, column), spot in held.items() if column < 0], self._facts[job][1])
-        self._world.give([spot for (_, column), spot in held.items() if column >= 0], _BARE)
+        self._full.discard(job)
+        self._world.lay_aside(self._held.pop(job, ()), -1)
 
 
 def _row(job: str) -> str:

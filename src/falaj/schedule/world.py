@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from operator import ge
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,14 @@ _SLACK = 1024
 _CUTS, _ASKS, _FEW = 10_000, 10_000, 4
 Cut = tuple[int, int, int, int, int, bytes]
 """Type, ask, how many slots, what is left on the device that is best to cut, island, and what is left on all."""
+
+
+class Part(NamedTuple):
+    """Of one node, what is laid aside: amounts by resource, and by device how many thousandths."""
+
+    node: str
+    amounts: Ints
+    devices: Mapping[int, int]
 
 
 class World:
@@ -202,6 +210,23 @@ class World:
         if not _within(rows, self._all, self.free) or not _within(rows, self._whole, self.dev):
             self._move(spots, roles, -1)
             raise Corrupt(f"more would be given back on {spots[0].node} than it has", "report this: it is a defect")
+
+    def lay_aside(self, parts: Sequence[Part], sign: int = 1) -> None:
+        """Nobody gets these parts from now on; with -1, everybody may. What is gone with its node is gone."""
+        parts = [part for part in parts if part.node in self.index]
+        touched = sorted({self.index[part.node] for part in parts})
+        self._note(partial(self._restore, touched, self.free[touched], self.dev[touched]))
+        for part in parts:
+            row = self.index[part.node]
+            self.free[row, : len(part.amounts)] -= sign * part.amounts
+            for place, milli in self.on(part):
+                self.dev[row, place] -= sign * milli
+        self._restate(touched)
+
+    def on(self, part: Part) -> list[tuple[int, int]]:
+        """Where its devices stand in the row of its node, and how much of each."""
+        places = self._places[self.index[part.node]]
+        return [(places[device], milli) for device, milli in part.devices.items() if device in places]
 
     def _move(self, spots: Sequence[Spot], roles: Sequence[Role], sign: int) -> list[int]:
         needs = self.needs(roles)
