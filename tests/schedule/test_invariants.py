@@ -346,9 +346,9 @@ class Fleet(RuleBasedStateMachine):
             self.now += 400
             plan = self.it.cycle(self.now)
             self.judge(plan)
-            self.victims_go()
-            if not (self.it.running or plan.evictions or self.it.lines.resting):
+            if not (self.it.running or self.it.lines.resting):
                 break
+            self.victims_go()
             over = [one.id for one in self.it.running.values() if began.get(one.id) == one.started]
             began = {one.id: one.started for one in self.it.running.values()}
             self.it.end(*over)
