@@ -44,6 +44,26 @@ def test_a_folder_comes_back(tmp_path: Path, warehouse: Warehouse) -> None:
     assert [receipt.digest for receipt in done.receipts] == [batch.bundle for batch in done.tree.batches]
 
 
+@pytest.mark.parametrize("path", [b"home/keys/falaj.1.key", b"notes/old.txt", b"zone-key"])
+def test_a_root_key_is_no_part_of_any_tree(tmp_path: Path, warehouse: Warehouse, path: bytes) -> None:
+    files = {b"home/blobs/one": noise(900), b"home/keys/falaj.1.pub": b"1", path: b"falaj-root-1 plain AAAA"}
+    folder, state = fill(tmp_path / "f", files), tmp_path / "state"
+    with pytest.raises(Invalid, match=f"^{path.decode()} is a root key of a platform"):
+        publish_folder(folder, warehouse, state=state)
+    with pytest.raises(Invalid, match="is a root key"):
+        publish_folder(folder, warehouse, state=state)
+    (folder / os.fsdecode(path)).write_bytes(b"not a key any more")
+    assert publish_folder(folder, warehouse, state=state).tree.num_files == 3
+
+
+def test_nothing_of_a_platforms_home_is_read_before_it_is_refused(tmp_path: Path, warehouse: Warehouse) -> None:
+    files = {b"home/blobs/many": noise(9_000_000), b"home/keys/falaj.1.key": b"falaj-root-2 sealed AAAA"}
+    folder, read = fill(tmp_path / "f", files), list[int]()
+    with pytest.raises(Invalid, match="is a root key"):
+        publish_folder(folder, warehouse, advance=read.append)
+    assert (read, warehouse.puts) == ([], [])
+
+
 def test_an_empty_folder_is_a_tree_too(tmp_path: Path, warehouse: Warehouse) -> None:
     done = publish_folder(fill(tmp_path / "f", {}), warehouse)
     assert (done.tree.num_files, len(done.tree.batches)) == (0, 1)

@@ -88,6 +88,13 @@ def test_a_name_is_a_file_or_a_folder(amal: Any, run: Ref) -> None:
         assert isinstance(refusal(lambda path=path: amal.track.attach(run, path, b"x")), Conflict)
 
 
+def test_a_root_key_is_no_file_of_a_run(amal: Any, run: Ref) -> None:
+    wrong = refusal(lambda: amal.track.attach(run, "house/keys/falaj.1.key", b"falaj-root-1 plain AAAA"))
+    assert isinstance(wrong, Invalid)
+    assert f"a file of {run.bare} is a root key of a platform" in str(wrong)
+    assert amal.track.artifacts(run) == ()
+
+
 def test_nobody_else_reads_them(town: Town, amal: Any, run: Ref) -> None:
     amal.track.attach(run, "a", b"secret")
     sara, badr = town.as_("sara"), town.as_("badr")

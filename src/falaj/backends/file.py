@@ -19,13 +19,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from falaj.core.credential import credential
+from falaj.core.credential import ROOT_KEY, credential
 from falaj.core.errors import Corrupt, Invalid, NotFound, Unavailable
 
 SUITE = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _FILE = re.compile(r"([a-z0-9][a-z0-9-]{0,62})\.([1-9][0-9]{0,8})\.key")
-_MAGIC = "falaj-root-1"
+_MAGIC = f"{ROOT_KEY.decode()}1"
 _SCRYPT = (2**15, 8, 1)
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from falaj.snapshot.write import Written
 
 _TRIES = 8
-_ROOT_KEY = b"falaj-root-"
-"""How the files begin in which a home keeps its root keys, here and in every later form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,6 @@ def publish_code(here: Here, name: Ref, folder: Path, zone: str = "") -> Code:
         raise Invalid(f"{str(folder)!r:.300} is not a folder", "name the folder of the program", name)
     program = Ref("code", name.project, name.name)
     listed = tracked(folder)
-    _refuse_root_keys(folder, listed, name)
     if listed is None:
         done = carry_out(here, Order(program, Source(folder.resolve()), zone=zone))
         return Code(done.ref)
@@ -151,18 +148,6 @@ def publish_code(here: Here, name: Ref, folder: Path, zone: str = "") -> Code:
         told = Facts(tags={key: value for key, value in tags.items() if value})
         done = carry_out(here, Order(program, Source(Path(scratch), passing=True), told, zone=zone))
     return replace(facts, ref=done.ref)
-
-
-def _refuse_root_keys(folder: Path, listed: list[bytes] | None, name: Ref) -> None:
-    """A platform's home among the files would make its root key a version, for everybody who may read the program."""
-    every = (Path(at, one) for at, _, files in os.walk(folder) for one in files if one.endswith(".key"))
-    for path in every if listed is None else (folder / os.fsdecode(one) for one in listed if one.endswith(b".key")):
-        if path.is_file() and os.access(path, os.R_OK):
-            with path.open("rb") as file:
-                found = file.read(len(_ROOT_KEY)) == _ROOT_KEY
-            if found:
-                said = f"{path.relative_to(folder)} is a root key of a platform"
-                raise Invalid(said, "give the program a folder of its own, without the platform's home", name)
 
 
 def carry_out(here: Here, order: Order) -> Published:

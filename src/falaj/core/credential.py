@@ -1,9 +1,19 @@
-"""Credential: a password, pin or token that a setting points at and never holds: `env:NAME` or `file:/path`."""
+"""Credentials: a password, pin or token that a setting points at and never holds (`env:NAME` or `file:/path`), and
+root keys, which no file that is published may be.
+"""
 
 import os
 from pathlib import Path
 
 from falaj.core.errors import Invalid
+
+ROOT_KEY = b"falaj-root-"
+"""How the files begin in which a home keeps its root keys, here and in every later form."""
+
+
+def root_key_found(path: str) -> Invalid:
+    """What is told to whoever would make one a version, for everybody who may read that."""
+    return Invalid(f"{path} is a root key of a platform", "publish a folder that the platform's home is not in")
 
 
 def credential(pointer: str, what: str) -> str:

@@ -4,6 +4,7 @@ Folders are opened one below the other by descriptor, so a folder that is swappe
 The order is that of the full raw paths. A file that changes while it is read is read again, and refused if it goes on.
 """
 
+import contextlib
 import os
 import stat
 import struct
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
+from falaj.core.credential import ROOT_KEY, root_key_found
 from falaj.core.errors import Invalid, NotFound
 from falaj.snapshot.format import PACK_BYTES, SMALL, Content, PieceWriter, shown
 
@@ -42,6 +44,8 @@ def _has_cutter() -> bool:
 
 RESERVED = b".falaj"
 """The folder in which a checkout remembers what it wrote; no part of any tree (snapshot/format.py refuses it)."""
+KEYS = b"keys/"
+"""The folder in which a platform's home keeps its root keys, unless it is told otherwise."""
 TRIES = 4
 CUTTER = "fastcdc" if _has_cutter() else "fixed"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -198,6 +202,23 @@ def _runs(folder: Path, names_of: NamesOf) -> Iterator[tuple[int, bytes, list[by
             os.close(fd)
 
 
+def refuse_home(fd: int, path: bytes) -> None:
+    """Invalid where a folder is a platform's home, before its blobs are read, which come first by their paths."""
+    keys = _enter(fd, path + KEYS, 0)
+    try:
+        for name in listed(keys, path + KEYS):
+            with contextlib.suppress(OSError):  # whoever reads all of it says so
+                if name.endswith(b".key") and _head(keys, name) == ROOT_KEY:
+                    raise root_key_found(shown(path + KEYS + name))
+    finally:
+        os.close(keys)
+
+
+def _head(folder: int, name: bytes) -> bytes:
+    with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
+        return file.read(len(ROOT_KEY))
+
+
 def read_link(found: Found) -> bytes:
     """Where a link points."""
     try:
@@ -215,7 +236,7 @@ def read_file(found: Found, keep: Keep) -> tuple[Content, bytes]:
         except OSError as error:
             raise _unreadable(found.path, error) from None
         try:
-            content = _content(fd, before, keep)
+            content = _content(fd, before, keep, found.path)
             after = os.fstat(fd)
         except OSError as error:
             raise _unreadable(found.path, error) from None
@@ -240,7 +261,7 @@ def content_of(file_or_bytes: Path | bytes, keep: Keep) -> Content:
             pieces.add(keep.chunk(view[at : at + PACK_BYTES]), len(view[at : at + PACK_BYTES]))
         return pieces.finish()
     with file_or_bytes.open("rb") as file:
-        content = _content(file.fileno(), os.fstat(file.fileno()), keep)
+        content = _content(file.fileno(), os.fstat(file.fileno()), keep, os.fsencode(file_or_bytes.name))
     if content is None:
         raise Invalid(f"{file_or_bytes.name} changes while it is read", "call again")
     return content
@@ -271,7 +292,7 @@ def cut(fd: int, size: int, *, sparse: bool) -> Iterator[memoryview]:
             return
 
 
-def _content(fd: int, before: os.stat_result, keep: Keep) -> Content | None:
+def _content(fd: int, before: os.stat_result, keep: Keep, path: bytes) -> Content | None:
     size = before.st_size
     if size <= SMALL:
         data = os.read(fd, size + 1)
@@ -279,6 +300,8 @@ def _content(fd: int, before: os.stat_result, keep: Keep) -> Content | None:
             data += more
         if len(data) != size:
             return None
+        if data.startswith(ROOT_KEY):
+            raise root_key_found(shown(path))
         return Content(size, 0, ((keep.chunk(data), size),) if size else ())
     pieces = PieceWriter(keep.page)
     zeros = b""

@@ -15,7 +15,7 @@ from falaj.snapshot.format import EXECUTABLE, FILE, LINK, Content, PageWriter, r
 from falaj.snapshot.lists import Lists
 from falaj.snapshot.outbox import Outbox, Sink, TakenBack, Written
 from falaj.snapshot.read import Snapshot
-from falaj.snapshot.scan import Found, Marks, mark, meet, read_file, read_link, runs, stamp_of
+from falaj.snapshot.scan import KEYS, Found, Marks, mark, meet, read_file, read_link, refuse_home, runs, stamp_of
 from falaj.snapshot.state import State, discard, is_settled
 from falaj.snapshot.whole import Fingerprint, KeptPage, Plan, fingerprint_of
 
@@ -146,6 +146,8 @@ class _Folder:
         names = lists.of(fd, path)
         if path and not names:
             self._empty.add(path)
+        if KEYS in names:
+            refuse_home(fd, path)
         return names
 
     def _takes(self, cut: int) -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from blake3 import blake3
 
 from falaj.core.context import Context
+from falaj.core.credential import ROOT_KEY, root_key_found
 from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
 from falaj.core.permit import Permit, PermitDesk
@@ -199,6 +200,8 @@ class BlobStore:
         self._check_open(zone)
         pieces = rechunk(chunks)
         first = list(itertools.islice(pieces, PART_CHUNKS + 1))
+        if first and first[0].startswith(ROOT_KEY):
+            raise root_key_found(f"a file of {thing}")
         if len(first) <= PART_CHUNKS:
             digest, size = self._store(ctx, zone, first, None)
             return Blob(digest_of(digest), size, zone)
