@@ -59,6 +59,19 @@ def test_logs_are_followed_by_the_words_of_other_tools(falaj: Run, words: tuple[
     assert "succeeded" in said.stdout
 
 
+@pytest.mark.parametrize("words", [("logs", "JOB", "--follow", "--json"), ("--json", "follow", "JOB")])
+def test_what_is_followed_for_a_program_is_json_line_by_line(falaj: Run, words: tuple[str, ...]) -> None:
+    name = f"job:fraud/tells-{len(words)}"
+    spec = {"command": ["printf", r"one\n\xd9\x85 \"two\"\nthree"], "roles": [{"name": "worker", "cpus": 0.1}]}
+    assert falaj("jobs", "add", name, "--spec", json.dumps(spec)).returncode == 0
+    said = [
+        json.loads(line)
+        for line in falaj("jobs", *(name if word == "JOB" else word for word in words)).stdout.splitlines()
+    ]
+    assert said[:-1] == [{"line": "one"}, {"line": 'م "two"'}, {"line": "three"}]
+    assert (said[-1]["ref"], said[-1]["state"]) == (name, "succeeded")
+
+
 def test_a_flag_that_a_desk_does_not_know_is_refused(falaj: Run) -> None:
     refused = falaj("serve", "logs", "endpoint:fraud/score", "--follow")
     assert refused.returncode == 2

@@ -1,10 +1,13 @@
 """Bytes in and out of a command: files, standard input and output, and a bar for those who watch."""
 
+import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from falaj.core.errors import Invalid
 from falaj.core.stream import Stream
@@ -12,6 +15,31 @@ from falaj.core.stream import Stream
 CHUNK = 1 << 20
 WATCHED = 8 << 20
 """Below this nobody needs a bar."""
+
+
+@contextmanager
+def in_json() -> Iterator[None]:
+    """While a command that answers in JSON runs: what it says on the way is an object a line, too."""
+    with _Lines(sys.stdout) as said, redirect_stdout(said):
+        yield
+
+
+class _Lines(io.TextIOBase):
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._held = out, ""
+
+    def write(self, text: str, /) -> int:
+        *whole, self._held = (self._held + text).split("\n")
+        self._out.write("".join(json.dumps({"line": line}, ensure_ascii=False) + "\n" for line in whole))
+        return len(text)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+    def close(self) -> None:
+        if self._held:
+            self.write("\n")
+        super().close()
 
 
 def inward(name: str) -> Stream:

@@ -5,6 +5,7 @@ import json
 import sys
 import typing
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from falaj.cli import GLOBALS
 from falaj.cli.frame import COMMON, Frame
 from falaj.cli.progress import watched
-from falaj.cli.streams import inward, outward
+from falaj.cli.streams import in_json, inward, outward
 from falaj.cli.tables import put
 from falaj.core.bind import options, type_name
 from falaj.core.errand import ERRAND, errand_of, errands_of
@@ -54,7 +55,8 @@ def desk(frame: Frame, arguments: list[str]) -> int:
                 from falaj.core.heaps import keep_heaps
 
                 keep_heaps()
-        result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
+        with in_json() if frame.as_json and verb.group == ERRAND else nullcontext():
+            result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
         if isinstance(result, Stream):
             outward(result, found.out)
         else:

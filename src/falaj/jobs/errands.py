@@ -77,7 +77,7 @@ def submit(
     }  # fmt: skip
     words = _words(what, {key: value for key, value in flags.items() if value is not None})
     job = _submit(here, words, name, project, dry=dry_run)
-    return _waited(here, job.ref, sys.stdout.write) if wait and not dry_run else job
+    return _waited(here, job.ref) if wait and not dry_run else job
 
 
 @errand
@@ -107,7 +107,7 @@ def follow(
     Example:
         falaj jobs follow job:fraud/train-1
     """
-    return _waited(here, job, sys.stdout.write, slot)
+    return _waited(here, job, slot)
 
 
 class Waited(tuple[Any, ...]):
@@ -202,7 +202,7 @@ def _moment(text: str) -> float:
     return value if value > 1e9 else time.time() + value
 
 
-def _waited(here: Here, ref: Ref, write: Callable[[str], object], slot: int = 0) -> JobView:
+def _waited(here: Here, ref: Ref, slot: int = 0) -> JobView:
     """Until it is over: the lines of every attempt, and how far it is."""
     attempt, cursor, seen = 0, "", 0
     with here.working(), here.progress.task(str(ref), None, "steps") as task:
@@ -212,7 +212,8 @@ def _waited(here: Here, ref: Ref, write: Callable[[str], object], slot: int = 0)
             task.advance(job.step - seen)
             seen = job.step
             page: LogPage = here.jobs.logs(ref, slot, attempt, cursor) if job.attempts else LogPage((), "", 0, True)
-            write("".join(f"{line}\n" for line in page.lines))
+            sys.stdout.write("".join(f"{line}\n" for line in page.lines))
+            sys.stdout.flush()  # whoever reads a pipe follows, too
             attempt, cursor = attempt or page.attempt, page.next
             if page.over and job.attempts and job.attempts[-1].number > attempt:
                 attempt, cursor = attempt + 1, ""
