@@ -67,16 +67,19 @@ def connect(address: str = "", *, token: str = "", purpose: str = "", **override
 
 def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) -> Settings:
     """Settings for a folder: falaj.toml in it (or in the current folder), then the environment, then arguments."""
+    env = dict(os.environ)
+    if (where := env.get("FALAJ_URL", "")) and not where.startswith(("http://", "https://")):
+        env["FALAJ_HOME"] = env.pop("FALAJ_URL")  # a folder is a house to every command, and an address to nobody
     chosen = {**(overrides or {}), **({"home": home} if home else {})}
     if chosen.get("home"):
         chosen["home"] = str(Path(str(chosen["home"])).expanduser().resolve())  # so that one reading suffices
-    base = Path(str(chosen.get("home") or os.environ.get("FALAJ_HOME") or "~/.falaj")).expanduser()
+    base = Path(str(chosen.get("home") or env.get("FALAJ_HOME") or "~/.falaj")).expanduser()
     file = next((f for f in (base / "falaj.toml", Path("falaj.toml")) if f.is_file()), None)
     tree = _read_toml(file) if file else {}
     name = str(file) if file else "falaj.toml"
-    settings = read_settings(tree, os.environ, chosen, name)
+    settings = read_settings(tree, env, chosen, name)
     full = str(Path(settings.home).expanduser().resolve())
-    return settings if full == settings.home else read_settings(tree, os.environ, {**chosen, "home": full}, name)
+    return settings if full == settings.home else read_settings(tree, env, {**chosen, "home": full}, name)
 
 
 def restore_into(settings: Settings, path: str, progress: "Restoring | None" = None) -> "BackupReport":

@@ -85,6 +85,19 @@ def test_settings_say_where_each_came_from(falaj: Run) -> None:
     assert found["listen"] == ("127.0.0.1:8470", "default")
 
 
+def test_a_folder_that_the_environment_names_is_the_house_of_every_command(falaj: Run, tmp_path: Path) -> None:
+    home, elsewhere = str(tmp_path / "named"), {"FALAJ_HOME": str(tmp_path / "other")}
+    made = falaj("queues", "list", "--json", env={"FALAJ_URL": home, **elsewhere})
+    assert made.returncode == 0, made.stderr
+    got = json.loads(falaj("settings", "--json", env={"FALAJ_URL": home, **elsewhere}).stdout)
+    found = {row["setting"]: (row["value"], row["from"]) for row in got}
+    assert (found["home"], found["url"]) == ((home, "environment"), ("", "default"))
+    assert falaj("upgrade", "check", env={"FALAJ_URL": home, **elsewhere}).returncode != NotFound.exit_code
+    assert falaj("settings", "--json", "--at", f"{home}2", env={"FALAJ_URL": home}).stdout.count(f"{home}2") == 1
+    told = json.loads(falaj("settings", "--json", env={"FALAJ_URL": "https://falaj.example"}).stdout)
+    assert {row["setting"]: row["value"] for row in told}["url"] == "https://falaj.example"
+
+
 def test_an_upgrade_is_looked_at_before_it_is_made(falaj: Run, tmp_path: Path) -> None:
     home = str(tmp_path / "older")
     absent = falaj("upgrade", "check", "--at", home)
