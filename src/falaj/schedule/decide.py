@@ -18,7 +18,6 @@ class Scheduler(Blocked):
     def cycle(self, now: int, most: int = 1000) -> Plan:
         """Decide what can be decided now; at most so many starts."""
         self.now, self._plan = now, Draft()
-        self._fit()
         self.fresh |= self.lines.advance(now)
         self.reclaimed = [one for one in self.reclaimed if now - one[1] < self.knobs.reclaim_window_s]
         self.overdue()

@@ -283,7 +283,9 @@ class Ground:
         after = roughly(self._many[number])
         if before != after:
             self.world.mix(shape, after - before)
-            self._fit()
+            # It may ask for a resource that the tree never heard of: no node has it, or none had before.
+            if len(self.world.quotas) != len(self.tree.quotas):
+                self._plant(self._current())
 
     def _reshaped(self, job: Job, shape: Shape) -> Job:
         """The job with another shape, which it is known by from now on."""
@@ -292,7 +294,6 @@ class Ground:
         return replace(job, shape=self.shapes.all[self.shapes.number(shape)])
 
     def _count(self, job: Job, amount: list[int]) -> None:
-        self._fit()
         self.tree.charge(job.queue, amount)
         self.budgets.hold(job.queue, job.charged)
         self._counted[job.id] = amount
@@ -392,11 +393,6 @@ class Ground:
     def _current(self) -> tuple[Queue, ...]:
         """The queues with their budgets as they stand."""
         return tuple(replace(one, budgets=self.budgets.of(one.name)) if one.budgets else one for one in self._queues)
-
-    def _fit(self) -> None:
-        """What jobs ask for may be a resource that the tree never heard of: no node has it, or none had before."""
-        if len(self.world.quotas) != len(self.tree.quotas):
-            self._plant(self._current())
 
     def _plant(self, queues: Sequence[Queue]) -> None:
         """Grow the tree anew: other queues, or another capacity that shares are parts of."""
