@@ -19,14 +19,11 @@ from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import checked, name_of
 from falaj.jobs.staging import Staging
-from falaj.schedule.model import Node
+from falaj.schedule.model import LEVELS, Node
 from falaj.schedule.words import BUDGETS, spendable
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
-
-_LEVELS = ("node", "island", "cluster", "zone")
-"""What every node is in; any other level is a label of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ def _check_level(level: str, nodes: list[Node], job: Ref) -> None:
     said = {name for node in nodes for name, value in node.labels.items() if value}
     # Labels are not known before a node was seen; that there are racks is then taken on trust.
     found = sorted(said, key=lambda name: ("/" in name, name)) if nodes else ["rack"]
-    levels = dict.fromkeys((*_LEVELS, *found))
+    levels = dict.fromkeys((*LEVELS, *found))
     if level not in levels:
         hint = f"choose one of {', '.join(levels):.300}; or leave it out"
         raise Invalid(f"no node that was seen where it may run is in any {level}", hint, job)

@@ -45,6 +45,10 @@ class Node:
     """False while it is drained, ill or unreachable: what runs there may end, nothing new starts."""
 
 
+LEVELS = {"node": "name", "island": "name", "cluster": "cluster", "zone": "zone"}
+"""What every node is in, and which field of it says so; any other level is a label of nodes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What one slot needs. Equal asks are one class."""

@@ -20,7 +20,7 @@ from falaj.schedule.budget import price
 from falaj.schedule.columns import NOTHING, Columns
 from falaj.schedule.devices import slots
 from falaj.schedule.kept import Kept
-from falaj.schedule.model import GPU, WHOLE, Ask, Node, Role, Shape, Spot
+from falaj.schedule.model import GPU, LEVELS, WHOLE, Ask, Node, Role, Shape, Spot
 from falaj.schedule.traits import Flags, Ints, Small
 
 Number = TypeVar("Number", np.int32, np.int64)
@@ -453,9 +453,7 @@ def _within(rows: list[int], high: Ints | Small, low: Ints | Small | None = None
 
 
 def _domain(node: Node, level: str) -> str:
-    if level in ("node", "island"):
-        return node.name
-    return {"cluster": node.cluster, "zone": node.zone}.get(level) or node.labels.get(level, "")
+    return (level in LEVELS and getattr(node, LEVELS[level])) or node.labels.get(level, "")
 
 
 def _padded(array: npt.NDArray[Number], width: int, value: int) -> npt.NDArray[Number]:
