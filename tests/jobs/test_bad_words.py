@@ -57,6 +57,14 @@ def test_a_command_of_numbers_is_its_words() -> None:
     assert spec_of({"command": ["sleep", 3]}).command == ("sleep", "3")
 
 
+def test_an_output_names_no_version(tmp_path: Path) -> None:
+    with falaj.connect(str(tmp_path / "house")) as here:
+        wrong = refusal(lambda: here.jobs.submit("true", outputs={"x": "dataset:p/n@v1"}))
+        assert (type(wrong), wrong.message) == (Invalid, "dataset:p/n@v1 names a version")
+        assert "write dataset:p/n" in wrong.hint
+        assert here.jobs.list().jobs == ()
+
+
 CHIEF = {"name": "chief", "cpus": 1}
 
 

@@ -48,6 +48,8 @@ def check_names(asked: Asked) -> None:
                 raise Invalid(f"{name[:60]!r} cannot name an {what}", "letters, digits and _: it becomes a variable")
             if ref.kind not in KINDS:
                 raise Invalid(f"{ref} cannot be an {what}", f"a {', '.join(KINDS)}", ref)
+            if what == "output" and ref.version:
+                raise Invalid(f"{ref} names a version", f"an output becomes the next one: write {ref.bare}", ref)
     if asked.code is not None and asked.code.kind != "code":
         raise Invalid(f"{asked.code} is no program", "a version of kind code", asked.code)
     if any(ref.kind != "job" for ref in asked.after):
