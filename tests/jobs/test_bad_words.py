@@ -65,6 +65,40 @@ def test_an_output_names_no_version(tmp_path: Path) -> None:
         assert here.jobs.list().jobs == ()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"retries": 2, "retry_on": [0]}, "retry_on is 0"),
+        ({"retries": 2, "retry_on": [3, -1]}, "retry_on is 3, -1"),
+        ({"retry_on": [3]}, "retries is 0"),
+        ({"retries": -1}, "retries is -1"),
+        ({"limit": 0}, "limit is 0, which is no time at all"),
+        ({"limit": "0.5s"}, "limit is 0.5s"),
+        ({"limit": "99999999d"}, "limit_s is"),
+        ({"checkpoint": "every=0s"}, "every is 0s"),
+        ({"checkpoint": {"save": "99999999d"}}, "save_s is"),
+        ({"grace": "2d"}, "grace_s is 172800"),
+        ({"steps": -1}, "steps is -1"),
+        ({"deadline": float("nan")}, "deadline is nan"),
+        ({"memory": "0GiB"}, "needs no memory"),
+        ({"gpu_memory": "40GB"}, "asks for none"),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_told_so(words: dict[str, Any], said: str) -> None:
+    error = refusal(lambda: spec_of({"command": "true", **words}))
+    assert isinstance(error, Invalid)
+    assert said in error.message
+    assert error.hint
+
+
+def test_numbers_are_checked_for_programs_too(tmp_path: Path) -> None:
+    with falaj.connect(str(tmp_path / "house")) as here:
+        wrong = refusal(lambda: here.jobs.add("job:a/b", {"command": ["true"], "retries": 1, "retry_on": [0]}))
+        assert "retry_on is 0" in wrong.message
+        assert "has passed" in refusal(lambda: here.jobs.submit("true", deadline="1000000001")).message
+        assert here.jobs.submit("true", cpus=0.1, deadline="6h").spec.deadline > 0
+
+
 CHIEF = {"name": "chief", "cpus": 1}
 
 

@@ -125,6 +125,8 @@ def loosened(spec: JobSpec, more: Mapping[str, str]) -> JobSpec:
     if strange := sorted(set(any_) - {*readers, "topology"}):
         raise Invalid(f"nothing is called {strange[0][:40]!r}", f"topology, role, {', '.join(readers)}")
     changes = {readers[key][0]: readers[key][1](value) for key, value in any_.items() if key in readers}
+    if not changes.get("gpus", 1):
+        changes |= {"gpu_models": (), "gpu_memory": ""}  # of no GPU nothing can be demanded
     roles = tuple(replace(role, **changes) if role.name == name else role for role in spec.roles)
     return checked(replace(spec, roles=roles, topology=any_.get("topology", spec.topology)))
 

@@ -151,6 +151,8 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
     folder = Path(words.pop("folder", "."))
     if isinstance(words.get("deadline"), str):
         words["deadline"] = _moment(words["deadline"])
+    if isinstance(until := words.get("deadline"), int | float) and until <= time.time():
+        raise Invalid("its deadline has passed already", "say when from now, 6h, or a later second since the epoch")
     refs = {key: _refs(key, words.get(key)) for key in ("inputs", "outputs")}
     command, program = _program(spec_of(words).command, folder)
     if program is not None and (script := _script(command, program)):

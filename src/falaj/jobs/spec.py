@@ -20,6 +20,12 @@ from falaj.store.codec import from_plain
 FRAMEWORKS = ("plain", "torch", "tensorflow", "jax", "mpi", "horovod")
 ISOLATION = ("none", "soft", "hard")
 MOST_SLOTS, MOST_ROLES, MOST_WORDS, MOST_RETRIES = 10_000, 16, 1_000, 1_000
+_AGE_S = 10 * 366 * 86_400
+_RANGES = {
+    "retries": MOST_RETRIES, "grace_s": 86_400, "limit_s": _AGE_S, "every_s": _AGE_S, "save_s": _AGE_S,
+    "restart_s": _AGE_S, "steps": 1 << 53, "deadline": 1 << 40,
+}  # fmt: skip
+"""The most that numbers of a job may be; all of them from 0."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _ROLE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _LEVEL = re.compile(r"[a-z][a-z0-9._/-]{0,62}")
@@ -72,7 +78,10 @@ def spec_of(words: Mapping[str, Any]) -> JobSpec:
     _checkpoint(plain)
     for name in ("limit", "grace", "every", "save", "restart"):
         if name in plain:
-            plain[f"{name}_s"] = seconds(plain.pop(name))
+            given = plain.pop(name)
+            plain[f"{name}_s"] = seconds(given)
+            if name in ("limit", "every") and not plain[f"{name}_s"]:
+                raise Invalid(f"{name} is {given!s:.40}, which is no time at all", "1s or longer; or leave it out")
     known = {field.name for field in fields(JobSpec)}
     unknown = sorted(set(plain) - known)
     if unknown:
@@ -225,8 +234,10 @@ def _check_role(role: RoleSpec, spec: JobSpec) -> None:
         raise Invalid(
             f"{role.count} slots of {role.processes} processes", f"1 to {MOST_SLOTS} slots, at most 1024 processes"
         )
-    if role.gpu_models and not role.gpus:
-        raise Invalid(f"the role {role.name} names a GPU and asks for none", "say how many: --gpus 1")
+    if (role.gpu_models or role.gpu_memory) and not role.gpus:
+        raise Invalid(f"the role {role.name} says which GPU and asks for none", "say how many: --gpus 1")
+    if role.memory and not mebibytes(role.memory):
+        raise Invalid(f"the role {role.name} needs no memory", "for example --memory 64MiB")
     if not role.cpus and not role.gpus:
         raise Invalid(f"the role {role.name} needs no CPU and no GPU", "ask for a part of a CPU: --cpus 0.1")
 
@@ -241,13 +252,13 @@ def _check_numbers(spec: JobSpec) -> None:
     if len(spec.roles) > 1 and (spec.min_workers or spec.max_workers) and low == high:
         said = f"min_workers and max_workers are of the first role, and {spec.roles[0].name} has {count} either way"
         raise Invalid(said, "write the role first that shall shrink and grow; rank 0 is then one of its slots")
-    if not 0 <= spec.retries <= MOST_RETRIES or any(not 0 <= code <= 255 for code in spec.retry_on):
-        raise Invalid(f"{spec.retries} retries on {spec.retry_on}", f"at most {MOST_RETRIES}, exit codes from 0 to 255")
-    if (
-        min(spec.limit_s, spec.grace_s, spec.steps, spec.every_s, spec.save_s, spec.restart_s) < 0
-        or spec.grace_s > 86_400
-    ):
-        raise Invalid("a time or a number of steps is out of range", "from 0; a grace of a day at most")
+    if any(not 0 < code <= 255 for code in spec.retry_on):
+        raise Invalid(f"retry_on is {', '.join(map(str, spec.retry_on)):.60}", "exit codes from 1 to 255: 0 is success")
+    if spec.retry_on and not spec.retries:
+        raise Invalid("retry_on says when it is tried again, and retries is 0", "say how often: --retries 3")
+    for name, most in _RANGES.items():
+        if not 0 <= getattr(spec, name) <= most:
+            raise Invalid(f"{name} is {getattr(spec, name)}", f"a number from 0 to {most}")
 
 
 def _check_env(spec: JobSpec) -> None:
@@ -276,7 +287,7 @@ def _checkpoint(plain: dict[str, Any]) -> None:
     unknown = sorted(set(given) - {"every", "save", "restart"})
     if unknown:
         raise Invalid(f"a checkpoint has no {unknown[0]}", "every=5m,save=10s,restart=30s")
-    plain |= {f"{name}_s": seconds(value) for name, value in given.items()}
+    plain |= given
 
 
 def _yaml(text: str) -> Any:
