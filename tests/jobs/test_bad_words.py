@@ -99,6 +99,17 @@ def test_numbers_are_checked_for_programs_too(tmp_path: Path) -> None:
         assert here.jobs.submit("true", cpus=0.1, deadline="6h").spec.deadline > 0
 
 
+def test_a_zone_without_clusters_is_named_with_those_that_have_some(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here:
+        here.clusters.add("trial", "process:?nodes=1", more={"tenants": "*"})
+        wrong = refusal(lambda: lab.submit("", zone="nowhere"))
+        assert (type(wrong), wrong.message) == (Invalid, "no cluster stands in 'nowhere'")
+        assert "trial (in home)" in wrong.hint
+        wrong = refusal(lambda: lab.submit("", zone="eu", cluster="trial"))
+        assert wrong.message == "the cluster trial stands in home, not in 'eu'"
+
+
 CHIEF = {"name": "chief", "cpus": 1}
 
 

@@ -157,11 +157,17 @@ def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 def _reachable(known: Mapping[str, Cluster], tenant: str, spec: JobSpec) -> list[Cluster]:
     if spec.cluster and spec.cluster not in known:
         raise Invalid(f"there is no cluster {spec.cluster[:60]!r}", f"there is: {', '.join(known)}")
-    fits = [one for one in known.values() if open_to(one, tenant) and spec.cluster in ("", one.name)]
-    fits = [one for one in fits if spec.zone in ("", one.zone)]
-    if not fits:
+    mine = [one for one in known.values() if open_to(one, tenant)]
+    named = [one for one in mine if spec.cluster in ("", one.name)]
+    if not named:
         hint = "the people who run this installation open one: falaj clusters change NAME --more tenants=…"
-        raise Denied(f"no cluster{f' in {spec.zone}' if spec.zone else ''} takes jobs of {tenant}", hint)
+        said = f"the cluster {spec.cluster} takes no jobs" if spec.cluster else "no cluster takes jobs"
+        raise Denied(f"{said} of {tenant}", hint)
+    fits = [one for one in named if spec.zone in ("", one.zone)]
+    if not fits:
+        said = f"the cluster {spec.cluster} stands in {named[0].zone}, not" if spec.cluster else "no cluster stands"
+        there = ", ".join(f"{one.name} (in {one.zone})" for one in sorted(mine, key=lambda one: (one.zone, one.name)))
+        raise Invalid(f"{said} in {spec.zone[:60]!r}", f"your jobs may run on {there:.500}")
     return fits
 
 
