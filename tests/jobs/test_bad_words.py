@@ -110,6 +110,23 @@ def test_a_zone_without_clusters_is_named_with_those_that_have_some(tmp_path: Pa
         assert wrong.message == "the cluster trial stands in home, not in 'eu'"
 
 
+def test_memory_of_gpus_that_nobody_declares_is_told_so(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here:
+        here.clusters.change("local", {"address": "process:?nodes=1&cpus=1000&memory=1024&gpus=2&model=A100"})
+        with here.working():
+            until(here.clusters.nodes, lambda nodes: len(nodes) == 1)
+        wrong = refusal(lambda: lab.submit("", gpus=1, gpu_memory="40GB"))
+        assert (type(wrong), "declares the memory of its GPUs" in wrong.message) == (Invalid, True)
+        assert "--gpu-model A100" in wrong.hint
+        address = "process:?nodes=1&cpus=1000&memory=1024&gpus=2&model=A100&gpu_memory=40000"
+        here.clusters.change("local", {"address": address})
+        with here.working():
+            until(here.clusters.nodes, lambda nodes: nodes[0].devices[0].memory_mib == 40000)
+        assert "set of nodes" in refusal(lambda: lab.submit("", gpus=1, gpu_memory="80GB")).message
+        assert lab.submit("", gpus=1, gpu_memory="40GB").state == "waiting"
+
+
 CHIEF = {"name": "chief", "cpus": 1}
 
 

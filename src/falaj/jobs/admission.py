@@ -19,7 +19,7 @@ from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import checked, name_of
 from falaj.jobs.staging import Staging
-from falaj.schedule.model import LEVELS, Node
+from falaj.schedule.model import LEVELS, Job, Node
 from falaj.schedule.words import BUDGETS, spendable
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Reader
@@ -95,6 +95,7 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
     _check_level(job.shape.level, mine, record.ref.bare)
     if not mine:
         return  # nobody looked there yet, or its agent only just came; it will wait, and `why` will tell
+    _check_declared(job, mine, record.ref.bare)
     from falaj.schedule.budget import beyond, rates
     from falaj.schedule.why import possible  # arrays: loaded by whoever asks for a job, and not for every list
 
@@ -142,6 +143,17 @@ def _check_level(level: str, nodes: list[Node], job: Ref) -> None:
     if level not in levels:
         hint = f"choose one of {', '.join(levels):.300}; or leave it out"
         raise Invalid(f"no node that was seen where it may run is in any {level}", hint, job)
+
+
+def _check_declared(job: Job, nodes: list[Node], ref: Ref) -> None:
+    """Invalid where much memory is wanted of GPUs of which nobody says how much they have: any GPU has too little."""
+    devices = [device for node in nodes for device in node.devices]
+    wanted = any(role.ask.device_mib for role in job.shape.roles)
+    if wanted and devices and not any(device.memory_mib for device in devices):
+        models = ",".join(sorted({device.model for device in devices}))
+        declared = "gpu_memory=MiB of the cluster or kind of nodes, or the label nvidia.com/gpu.memory of its nodes"
+        hint = f"ask without --gpu-memory, or by model: --gpu-model {models:.200}; what declares it: {declared}"
+        raise Invalid("no node where it may run declares the memory of its GPUs", hint, ref)
 
 
 def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
