@@ -39,6 +39,17 @@ def test_another_tenant_sees_reads_and_stops_nothing(town: Town, lab: Lab) -> No
     assert "bank" not in str(sara.clusters.list())
 
 
+def test_who_made_a_job_give_way_is_named_to_those_who_may_see_it(town: Town, lab: Lab, tmp_path: Path) -> None:
+    town.as_("admin").clusters.change("local", {"address": "process:?nodes=1&cpus=1000&memory=1024"})
+    words = {"cpus": 1, "band": "low", "checkpoint": "every=1s,save=1s,restart=1s"}
+    mine = lab.submit("import time; time.sleep(600)", project="fraud", **words)
+    lab.until(mine, lambda job: job.state == "running")
+    theirs = Lab(tmp_path, town.as_("sara")).submit("print(1)", "urgent", project="ward", cpus=1, band="high")
+    gave = lab.until(mine, lambda job: bool(job.attempts) and bool(job.attempts[0].outcome))
+    assert gave.attempts[0].outcome.startswith("evicted: for another team's job")
+    assert theirs.ref.name not in str(gave)
+
+
 def test_only_the_house_changes_clusters_and_queues(town: Town) -> None:
     ola = town.as_("ola")
     for act in (

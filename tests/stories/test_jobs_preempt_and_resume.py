@@ -34,7 +34,8 @@ def test_preempt_and_resume(tmp_path: Path) -> None:
         assert urgent.state == "succeeded"
         long = lab.done(long)
         assert (long.state, long.evictions, len(long.attempts)) == ("succeeded", 1, 2)
-        assert long.attempts[0].outcome.startswith("evicted")
+        assert long.attempts[0].outcome.startswith(f"evicted: for {urgent.ref}")
+        assert long.attempts[1].outcome == "succeeded"
         first, second = (lab.lines(long, attempt=number) for number in (1, 2))
         assert first == ("from 0",)
         assert int(second[0].split()[1]) > 0

@@ -157,7 +157,7 @@ def spots_of(rows: Iterable[Sequence[Any]]) -> tuple[Spot, ...]:
 
 
 def _ended(body: Body, outcome: str, why: str, code: int, now: float) -> Body:
-    attempt = body["attempt"]
+    attempt, stop = body["attempt"], body["attempt"]["stop"] or {}
     ran = max(0.0, now - attempt["started"]) if attempt["started"] else 0.0
     tried = {
         "number": attempt["number"], "id": attempt["id"], "cluster": attempt["cluster"], "handle": attempt["handle"],
@@ -165,12 +165,13 @@ def _ended(body: Body, outcome: str, why: str, code: int, now: float) -> Body:
         "width": len(attempt["spots"]), "started": attempt["started"], "ended": now,
         "admitted": attempt["admitted"],
         "outcome": f"{outcome}: {why}"[:500] if why else outcome, "slots": len(attempt["spots"]),
+        "for": stop.get("for", "") if outcome == stop.get("why") else "",
     }  # fmt: skip
     use = {**body["use"], "nodes": {}, "charge": {}}
     return {
         **body, "attempt": None, "attempts": [*body["attempts"], tried][-KEPT_ATTEMPTS:], "use": use,
         "ran_s": body["ran_s"] + round(ran), "served": body["served"] + round(ran * body["use"].get("size", 0)),
-        "attempt_stop": (attempt["stop"] or {}).get("why", ""), "step_at": 0.0,
+        "attempt_stop": stop.get("why", ""), "step_at": 0.0,
     }  # fmt: skip
 
 

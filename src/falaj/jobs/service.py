@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from falaj.core.context import Context
@@ -156,7 +157,7 @@ class Jobs(Accounts, Replays):
             falaj jobs show job:fraud/train-1
         """
         with self._ledger.read(ctx) as tx:
-            return views.job(tx.need(job.bare))
+            return views.job(tx.need(job.bare), partial(waits.name_of, ctx, tx))
 
     @verb(reads=("job",), group="read", outside=True)
     def logs(

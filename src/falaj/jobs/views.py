@@ -12,8 +12,8 @@ from falaj.schedule.words import BUDGETS, shown, spendable
 from falaj.store.records import Record
 
 
-def job(record: Record) -> JobView:
-    """A job as its people see it."""
+def job(record: Record, named: Callable[[str], str] | None = None) -> JobView:
+    """A job as its people see it; `named` says what to call another that it gave way to."""
     body, spec = record.body, spec_in(record)
     attempt = body["attempt"]
     return JobView(
@@ -33,7 +33,7 @@ def job(record: Record) -> JobView:
         code=Ref.parse(body["code"]) if body["code"] else None,
         after=tuple(Ref.parse(ref) for ref in body["after"]),
         zones=tuple(body["zones"] or ()),
-        attempts=tuple(tried(one) for one in attempts(body)),
+        attempts=tuple(tried(one, named) for one in attempts(body)),
         step=body["step"],
         steps=body["steps"],
         ran_s=body["ran_s"],
@@ -63,10 +63,15 @@ def attempt_of(body: Body, number: int) -> dict[str, Any] | None:
     return next((one for one in reversed(known) if number in (0, one["number"])), None)
 
 
-def tried(one: dict[str, Any]) -> Tried:
+def tried(one: dict[str, Any], named: Callable[[str], str] | None = None) -> Tried:
     """An attempt as people see it."""
-    names = ("number", "id", "cluster", "width", "started", "ended", "outcome", "code")
-    return Tried(nodes=tuple(one["nodes"]), admitted=one.get("admitted", 0.0), **{name: one[name] for name in names})
+    names = ("number", "id", "cluster", "width", "started", "ended", "code")
+    outcome = one["outcome"]
+    if outcome and one.get("for") and named is not None:
+        word, _, why = outcome.partition(": ")
+        outcome = f"{word}: for {named(one['for'])}{why and f'; {why}'}"
+    same = {name: one[name] for name in names}
+    return Tried(nodes=tuple(one["nodes"]), admitted=one.get("admitted", 0.0), outcome=outcome, **same)
 
 
 def progress(body: Body) -> str:

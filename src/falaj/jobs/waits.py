@@ -15,6 +15,7 @@ from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
 NO_NODES = "no cluster has told of its nodes yet"
+_UNSEEN = "another team's job"
 _FEW = 3
 """So many jobs are named that it could wait for."""
 
@@ -102,13 +103,18 @@ def _door(cluster: Cluster, node: str) -> str:
     return "" if drained == closed else f"{cluster.name}/{node}" if drained else cluster.name
 
 
+def name_of(ctx: Context, tx: Reader, job_id: str) -> str:
+    """What to call a job to whoever may see it, or not."""
+    found = tx.find("job", tenant=ctx.tenant, terms={"id": job_id}, cells=ctx.cells("job"), limit=1).records
+    return str(found[0].ref.bare) if found else _UNSEEN
+
+
 def _named(ctx: Context, tx: Reader, reason: Reason) -> Reason:
     """Jobs by their names, where there are few and they may be seen."""
     ids = dict(reason.change).get("after", "").split(",")
     if ids == [""]:
         return reason
-    found = [tx.find("job", tenant=ctx.tenant, terms={"id": one}, cells=ctx.cells("job")).records for one in ids[:_FEW]]
-    names = [str(records[0].ref.bare) for records in found if records]
+    names = [name for one in ids[:_FEW] if (name := name_of(ctx, tx, one)) != _UNSEEN]
     head = reason.fix.partition("wait until ")[0]
     if len(names) < len(ids):
         return replace(reason, fix=f"{head}wait until {len(ids)} {'job is' if len(ids) == 1 else 'jobs are'} over")
