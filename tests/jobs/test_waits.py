@@ -80,3 +80,17 @@ def test_demands_are_taken_back_and_other_roles_changed(tmp_path: Path) -> None:
         assert spec.roles[0] == job.spec.roles[0]
         for wrong in ({"role": "nobody"}, {"colour": "red"}, {"gpus": "many"}):
             assert isinstance(refusal(lambda wrong=wrong: here.jobs.loosen(job.ref, wrong)), Invalid)
+
+
+def test_one_that_a_node_is_too_dear_for_is_told_what_an_hour_must_cost(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here, here.working():
+        here.clusters.add("pool", "process:?nodes=0&most=3&cpus=1000&memory=1024&labels=price:2000000")
+        here.clusters.tune(hourly=1.0, wait="0s", gap="0s")
+        gang = lab.submit("print(1)", "gang", cpus=1, workers=2, cluster="pool")
+        until(lambda: here.jobs.why(gang.ref), lambda why: why.commands == ("falaj clusters tune --hourly 4",))
+        one = lab.submit("print(1)", "one", cpus=1, cluster="pool")
+        why = until(lambda: here.jobs.why(one.ref), lambda why: "money for an hour" in why.text)
+        assert why.commands == ("falaj clusters tune --hourly 2",), why
+        here.clusters.tune(hourly=2.0)
+        assert lab.done(one).state == "succeeded"

@@ -17,7 +17,7 @@ from falaj.fleet.clusters import Clusters
 from falaj.fleet.elastic import KIND, WAITS
 from falaj.fleet.records import Cluster
 from falaj.fleet.use import every, house_key
-from falaj.jobs.facts import node_of, snapshot
+from falaj.jobs.facts import kind_of, snapshot
 from falaj.schedule.model import Snapshot
 from falaj.simulator.elastic import Look, Review, Standing
 from falaj.simulator.kinds import NodeKind, ScaleKnobs
@@ -80,16 +80,10 @@ class ScalingLoop:
             maker = self._clusters.spoken(ctx, cluster)
             if not isinstance(maker, CanScale):
                 return []
-            return [Making(self._kind(cluster, facts), facts, cluster, maker) for facts in maker.templates()]
+            return [Making(kind_of(cluster, facts), facts, cluster, maker) for facts in maker.templates()]
         except FalajError as error:
             log.warning("cluster cannot be scaled", extra={"cluster": cluster.name, "reason": str(error)})
             return []
-
-    def _kind(self, cluster: Cluster, facts: NodeFacts) -> NodeKind:
-        words = {name: int(facts.labels[name]) for name in ("least", "boot_s", "notice_s") if name in facts.labels}
-        # What was bought on a cluster that is closed now goes as it falls idle.
-        most = int(facts.labels["most"]) if cluster.state == "open" else 0
-        return NodeKind(f"{cluster.name}/{facts.name}", node_of(cluster, facts), most, **words)
 
     def _review(
         self, facts: Snapshot, makings: Mapping[str, Making], old: Mapping[str, Record], knobs: ScaleKnobs

@@ -15,6 +15,7 @@ from falaj.jobs.spec import shape_of
 from falaj.schedule.forecast import key as shape_key
 from falaj.schedule.forecast import quantiles
 from falaj.schedule.model import NEVER, WHOLE, Ask, Job, Node, Past, Queue, Shape, Snapshot, Spot
+from falaj.simulator.kinds import NodeKind
 from falaj.store.codec import from_plain, to_json
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
@@ -83,6 +84,14 @@ def marks_of(labels: Mapping[str, str]) -> dict[str, Any]:
         "price": _whole(labels.get("price", "")),
         "hazard": _whole(labels.get("hazard", "")),
     }
+
+
+def kind_of(cluster: Cluster, facts: NodeFacts) -> NodeKind:
+    """A kind of node that a cluster can make."""
+    words = {name: int(facts.labels[name]) for name in ("least", "boot_s", "notice_s") if name in facts.labels}
+    # What was bought on a cluster that is closed now goes as it falls idle.
+    most = int(facts.labels["most"]) if cluster.state == "open" else 0
+    return NodeKind(f"{cluster.name}/{facts.name}", node_of(cluster, facts), most, **words)
 
 
 def job_of(record: Record, clusters: Mapping[str, Cluster], shape: Shape | None = None) -> Job:

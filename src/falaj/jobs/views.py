@@ -120,10 +120,10 @@ def _typed(call: str, given: dict[str, Any]) -> str:
     first = given.pop("job", "") or given.pop("name", "") or given.pop("node", "")
     more = [("more", f"{key}={value}") for key, value in given.pop("more", {}).items()]
     flags = [
-        f"--{name} {value:g}" if isinstance(value, float) else f"--{name} {value}"
+        f"--{name} {value:.12g}" if isinstance(value, float) else f"--{name} {value}"
         for name, value in (*given.items(), *more)
     ]
-    return " ".join(["falaj", *call.split("."), str(first), *flags])
+    return " ".join(filter(None, ["falaj", *call.split("."), str(first), *flags]))
 
 
 def _quota(kind: str, rest: str, value: str) -> list[tuple[str, dict[str, Any]]]:
@@ -152,6 +152,7 @@ _ELSEWHERE: dict[str, Callable[[str, str], list[tuple[str, dict[str, Any]]]]] = 
     "budget": _budget,
     "open": _open,
     "after": _cancel,
+    "hourly": lambda _, value: [("clusters.tune", {"hourly": float(spendable("money", int(value)))})],
 }
 """What is changed for a job elsewhere than in its own request."""
 _WORDS: dict[str, tuple[str, Callable[[str], Any]]] = {

@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from falaj.core.context import Context
+from falaj.core.context import HOUSE, Context
+from falaj.core.execute import NodeFacts
 from falaj.core.ref import Ref
 from falaj.fleet.clusters import Clusters, open_to
+from falaj.fleet.elastic import KIND
 from falaj.fleet.records import Cluster
+from falaj.fleet.use import every
 from falaj.jobs import views
-from falaj.jobs.facts import snapshot, spec_in
+from falaj.jobs.facts import kind_of, snapshot, spec_in
 from falaj.jobs.records import HELD, SUCCEEDED, WAITING, Why
-from falaj.schedule.model import NEVER, Reason
+from falaj.schedule.model import NEVER, Reason, Snapshot
+from falaj.schedule.words import spendable
+from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
@@ -32,7 +37,11 @@ def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Re
     silent = _silent(clusters, tx, record)
     if not facts.nodes:
         text = bought or _said(silent) or _makers(clusters, tx, record) or NO_NODES
-        return Why(ref, WAITING, "capacity", text, "start the platform, or look: falaj clusters list")
+        fix, change = _paid(clusters, tx, facts, bought and body["id"]) or (
+            "start the platform, or look: falaj clusters list",
+            (),
+        )
+        return Why(ref, WAITING, "capacity", text, fix, views.commands(ref, change), dict(change))
     from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
 
     reason = explain(facts, body["id"], _closed(clusters, tx))
@@ -46,10 +55,38 @@ def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Re
     elif silent and reason.code in ("impossible", "place"):
         look = tuple(f"falaj clusters check {name}" for name in silent)
         return Why(ref, WAITING, "place", _said(silent), "look what it answers", look)
+    # Whoever would wait for others, or for nothing, may be helped by a node that is only too dear.
+    if dict(reason.change).keys() <= {"after"} and (paid := _paid(clusters, tx, facts, bought and body["id"])):
+        reason = replace(reason, fix=paid[0], change=paid[1])
     starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
     reason = _named(ctx, tx, reason)
     commands = views.commands(ref, reason.change)
     return Why(ref, WAITING, reason.code, reason.text, reason.fix, commands, dict(reason.change), starts)
+
+
+def _paid(clusters: Clusters, tx: Reader, facts: Snapshot, job: str) -> tuple[str, tuple[tuple[str, str], ...]] | None:
+    """What bought nodes must be let cost an hour so that one is bought for a job, tried as the loop that buys would."""
+    knobs, known = clusters.scale_knobs(tx), clusters.known(tx)
+    if not job or not knobs.hourly:
+        return None
+    from falaj.simulator.elastic import Look, Standing  # arrays: as in `why`
+
+    made = [(one.key.project, one.body) for one in every(tx, KIND, HOUSE) if one.key.project in known]
+    kinds = [kind_of(known[cluster], from_plain(NodeFacts, body["facts"])) for cluster, body in made]
+    before = {body["kind"]: from_plain(Standing, body["standing"]) for _, body in made}
+    price = {kind.name: kind.node.price for kind in kinds}
+
+    def look(hourly: int) -> tuple[str, int]:
+        """The kind that it starts on then, and what all of them cost."""
+        found = Look(facts, kinds, replace(knobs, hourly=hourly, gap_s=0)).review(before)
+        cost = sum((one.wanted + len(one.gone)) * price[name] for name, one in found.standings.items())
+        return found.basket.starts.get(job, ""), cost
+
+    kind, most = look(0)
+    enough = (one for one in (look(knobs.hourly)[1] + price.get(kind, 0), most) if look(one)[0]) if kind else iter(())
+    worth = next(enough, 0)
+    said = f"let all bought nodes together cost {spendable('money', worth)} an hour"
+    return (said, (("hourly", str(worth)),)) if worth > knobs.hourly else None
 
 
 def _held(tx: Reader, record: Record) -> str:
