@@ -72,6 +72,11 @@ def test_what_is_followed_for_a_program_is_json_line_by_line(falaj: Run, words: 
     assert (said[-1]["ref"], said[-1]["state"]) == (name, "succeeded")
 
 
+def test_what_is_said_twice_by_one_name_is_refused(falaj: Run) -> None:
+    refused = falaj("jobs", "submit", "true", "--env", "A=1", "--env", "B=1", "--env", "A=2")
+    assert (refused.returncode, "--env says 'A' twice" in refused.stderr) == (2, True)
+
+
 def test_a_flag_that_a_desk_does_not_know_is_refused(falaj: Run) -> None:
     refused = falaj("serve", "logs", "endpoint:fraud/score", "--follow")
     assert refused.returncode == 2

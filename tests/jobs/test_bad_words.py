@@ -21,6 +21,14 @@ SAID = {
     "inputs: foo": "inputs is 'foo'",
     "after: nobody": "'nobody' is not a reference",
     "more: {gpus: 1}": "no node has any gpus",
+    "retries: three": "at `$.retries`",
+    "retry_on: 3": "at `$.retry_on`",
+    "inputs: {data: 5}": "'5' is not a reference",
+    "code: 5": "'5' is not a reference",
+    "after: 5": "'5' is not a reference",
+    "5: 6": "a job has no 5",
+    "gpu_models: 5": "asks for none",
+    "command: ''": "no command",
 }
 
 
@@ -48,6 +56,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_no_programs(tmp_path: Path) -
     with falaj.connect(str(tmp_path / "house")) as here:
         assert "cannot be read" in str(refusal(lambda: here.jobs.submit(str(tmp_path / "x.yaml"))))
         assert "is a folder" in str(refusal(lambda: here.jobs.submit(str(tmp_path))))
+        assert "there is no command" in str(refusal(lambda: here.jobs.submit("")))
     (tmp_path / "my job.toml").write_text("")
     assert is_spec(str(tmp_path / "my job.toml"))
     assert not is_spec("python train.py --config a.yaml")

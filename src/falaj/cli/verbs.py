@@ -314,6 +314,8 @@ def _pairs(param: Param, kind: Any, given: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals:
             raise Invalid(f"--{param.name} takes KEY=VALUE", f"for example --{param.name} colour=blue")
+        if key.strip() in found:
+            raise Invalid(f"--{param.name} says {key.strip()[:40]!r} twice", "say it once")
         several = typing.get_origin(kind) is list
         found[key.strip()] = [_scalar(part) for part in value.split(",")] if several else _plain(param, kind, value)
     return found

@@ -140,7 +140,7 @@ def _words(what: str, flags: dict[str, Any]) -> dict[str, Any]:
         words = read_file(what)
         words.setdefault("folder", str(Path(what).parent))
         return {**words, **flags}
-    if Path(what).is_dir():
+    if what and Path(what).is_dir():
         raise Invalid(f"{what!r:.200} is a folder", "name the script in it, or the command that runs there")
     return {**flags, "command": what}
 
@@ -148,7 +148,7 @@ def _words(what: str, flags: dict[str, Any]) -> dict[str, Any]:
 def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: bool) -> JobView:
     name, project = name or str(words.pop("name", "")), project or str(words.pop("project", "") or DEFAULT_PROJECT)
     words = {key: value for key, value in words.items() if key not in ("name", "project")}
-    folder = Path(words.pop("folder", "."))
+    folder = Path(str(words.pop("folder", ".")))
     if isinstance(words.get("deadline"), str):
         words["deadline"] = _moment(words["deadline"])
     if isinstance(until := words.get("deadline"), int | float) and until <= time.time():
@@ -159,13 +159,13 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
         words = told_by(script, words)
     spec = spec_of(words)
     ref = Ref("job", project, name or f"{name_of(spec)}-{new_id()[-8:]}")
-    code: Ref | None = Ref.parse(words["code"]) if words.get("code") else None
+    code: Ref | None = Ref.parse(str(words["code"])) if words.get("code") else None
     if program is not None and code is None and not dry:
         from falaj.catalog.publishing import publish_code
 
         code = publish_code(here, Ref("code", project, name_of(spec)), program).ref
     first = words.get("after") or ()
-    after = tuple(Ref.parse(one) for one in ([first] if isinstance(first, str | Ref) else first))
+    after = tuple(Ref.parse(str(one)) for one in (first if isinstance(first, list | tuple) else [first]))
     made = here.jobs.add(ref, replace(spec, command=command), code=code, after=after, dry=dry, **refs)
     return cast(JobView, made)
 
@@ -194,7 +194,7 @@ def _script(command: tuple[str, ...], folder: Path) -> Path | None:
 
 
 def _refs(name: str, given: Any) -> dict[str, Ref]:
-    return {role: Ref.parse(ref) for role, ref in by_name(name, given or {}, "data=dataset:fraud/tx").items()}
+    return {role: Ref.parse(str(ref)) for role, ref in by_name(name, given or {}, "data=dataset:fraud/tx").items()}
 
 
 def _moment(text: str) -> float:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
@@ -20,15 +20,14 @@ from falaj.store.codec import from_plain
 FRAMEWORKS = ("plain", "torch", "tensorflow", "jax", "mpi", "horovod")
 ISOLATION = ("none", "soft", "hard")
 MOST_SLOTS, MOST_ROLES, MOST_WORDS, MOST_RETRIES = 10_000, 16, 1_000, 1_000
-_AGE_S = 10 * 366 * 86_400
-_RANGES = {
-    "retries": MOST_RETRIES, "grace_s": 86_400, "limit_s": _AGE_S, "every_s": _AGE_S, "save_s": _AGE_S,
-    "restart_s": _AGE_S, "steps": 1 << 53, "deadline": 1 << 40,
+_RANGES = dict.fromkeys(("limit_s", "every_s", "save_s", "restart_s"), 10 * 366 * 86_400) | {
+    "retries": MOST_RETRIES, "grace_s": 86_400, "steps": 1 << 53, "deadline": 1 << 40,
 }  # fmt: skip
 """The most that numbers of a job may be; all of them from 0."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _ROLE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _LEVEL = re.compile(r"[a-z][a-z0-9._/-]{0,62}")
+T = TypeVar("T")
 REFERENCES = ("inputs", "outputs", "after", "code")
 _RESERVED = "FALAJ_"
 _GIVEN = ("FALAJ_PARAM", "FALAJ_TRAIN", "FALAJ_PROFILE")
@@ -54,7 +53,7 @@ def read_file(path: str) -> dict[str, Any]:
         ) from error
     if not isinstance(found, dict):
         raise Invalid(f"{path} holds no job", "names and values, for example command: python train.py")
-    return found
+    return {str(name): value for name, value in found.items()}
 
 
 def is_spec(path: str) -> bool:
@@ -91,7 +90,7 @@ def spec_of(words: Mapping[str, Any]) -> JobSpec:
     for name in ("env", "secrets", "labels", "options"):
         given = by_name(name, plain.get(name) or {}, "NAME=value")
         plain[name] = {key: str(value) for key, value in given.items()}
-    return checked(from_plain(JobSpec, plain))
+    return checked(_made(JobSpec, plain))
 
 
 def checked(spec: JobSpec) -> JobSpec:
@@ -204,7 +203,7 @@ def _role(words: Any) -> RoleSpec:
         raise Invalid("a role is written as names and values", "for example name: worker, count: 4, gpus: 2")
     plain: dict[str, Any] = {_ROLE_WORDS.get(str(name), str(name)): value for name, value in words.items()}
     models = plain.get("gpu_models", ())
-    plain["gpu_models"] = [models] if isinstance(models, str) and models else list(models or ())
+    plain["gpu_models"] = list(models or ()) if isinstance(models, list | tuple) or not models else [str(models)]
     for name in ("memory", "gpu_memory"):
         if name in plain:
             plain[name] = str(plain[name])
@@ -212,8 +211,15 @@ def _role(words: Any) -> RoleSpec:
     unknown = sorted(set(plain) - known)
     if unknown:
         raise Invalid(f"a role has no {', '.join(unknown)[:200]}", f"it has: {', '.join(sorted(known))}")
-    made: RoleSpec = from_plain(RoleSpec, plain)
-    return made
+    return _made(RoleSpec, plain)
+
+
+def _made(kind: type[T], plain: dict[str, Any]) -> T:
+    try:
+        return cast(T, from_plain(kind, plain))
+    except Invalid as error:
+        hint = "numbers, true and false stand without quotation marks, several of a thing in a list: [1, 2]"
+        raise Invalid(error.message, f"{hint}; see: falaj jobs submit --help") from None
 
 
 def _command(given: Any) -> list[str]:
@@ -231,9 +237,7 @@ def _check_role(role: RoleSpec, spec: JobSpec) -> None:
     if not _ROLE.fullmatch(role.name):
         raise Invalid(f"{role.name[:60]!r} is no name of a role", "small letters, digits and dashes")
     if not 0 < role.count <= MOST_SLOTS or not 0 <= role.processes <= 1024:
-        raise Invalid(
-            f"{role.count} slots of {role.processes} processes", f"1 to {MOST_SLOTS} slots, at most 1024 processes"
-        )
+        raise Invalid(f"{role.count} slots of {role.processes} processes", f"1 to {MOST_SLOTS} slots, of at most 1024")
     if (role.gpu_models or role.gpu_memory) and not role.gpus:
         raise Invalid(f"the role {role.name} says which GPU and asks for none", "say how many: --gpus 1")
     if role.memory and not mebibytes(role.memory):
@@ -246,9 +250,7 @@ def _check_numbers(spec: JobSpec) -> None:
     count = spec.roles[0].count
     low, high = spec.min_workers or count, spec.max_workers or count
     if not 0 < low <= count <= high <= MOST_SLOTS:
-        raise Invalid(
-            f"from {low} over {count} to {high} workers", "min-workers is at most workers, max-workers at least"
-        )
+        raise Invalid(f"from {low} over {count} to {high} workers", "min-workers <= workers <= max-workers")
     if len(spec.roles) > 1 and (spec.min_workers or spec.max_workers) and low == high:
         said = f"min_workers and max_workers are of the first role, and {spec.roles[0].name} has {count} either way"
         raise Invalid(said, "write the role first that shall shrink and grow; rank 0 is then one of its slots")
