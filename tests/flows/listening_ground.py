@@ -10,9 +10,9 @@ from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.flows.listening import StartLoop
 from falaj.flows.records import JOB, FlowPlan, StepPlan
+from falaj.jobs.attempts import who_of
 from falaj.jobs.records import JobSpec
 from falaj.platform import Platform
-from falaj.serve.books import who_of
 from falaj.store.loop import Turn, house_context
 from tests.town import Town
 

@@ -15,6 +15,7 @@ from falaj.core.context import Context
 from falaj.core.ref import Ref
 from falaj.gateway.process import Gateway
 from falaj.govern.secrets import SecretShelf
+from falaj.jobs.attempts import who_of
 from falaj.oip.hop import HopServer
 from falaj.serve import books
 from falaj.serve.records import Doors, Revision
@@ -110,7 +111,7 @@ class Ground:
         """Write one down that has revisions 1 to 3 and no replica."""
         secret, ledger = Ref("secret", ref.project, f"serve.{ref.name}"), self.town.house.ledger
         body = books.new_endpoint(self.ctx, "ae-dubai", secret)
-        model, who = Ref.parse("model:fraud/scorer@v1"), books.who_of(self.ctx)
+        model, who = Ref.parse("model:fraud/scorer@v1"), who_of(self.ctx)
         numbers = [books.revision_body(Revision(one, model, 0.0, "amal"), who, "", {}) for one in (1, 2, 3)]
         body |= {"current": 1, "wanted": 1, "rules": {**body["rules"], **rules}, "revisions": numbers}
         body["scale"] = {**body["scale"], "least": 0}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import Parser, read
-from falaj.cli.tables import put, rows
+from falaj.cli.tables import put, put_findings, rows
 from falaj.core.errors import Invalid
 
 _ACTS = "render|check|pulse|values"
@@ -64,11 +64,7 @@ def _check(frame: Frame, arguments: list[str]) -> int:
     )
     frame, given = read(frame, parser, arguments)
     found = list(findings(Case.of(Path(given.folder), tuple(given.url), frame.ca)))
-    if frame.as_json:
-        put(found, as_json=True)
-    else:
-        rows(["check", "", "found", "what to do"], [[f.check, f.state, f.found, f.fix] for f in found])
-    return 1 if any(one.state == MISS for one in found) else 0
+    return put_findings(found, MISS, as_json=frame.as_json)
 
 
 def _pulse(frame: Frame, arguments: list[str]) -> int:

@@ -4,15 +4,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import Parser, read
-from falaj.cli.tables import put, rows
-from falaj.core.errors import FalajError, Invalid
+from falaj.cli.tables import Finding, put_findings
+from falaj.core.errors import FalajError
 from falaj.core.settings import Settings
 
 GOOD, WARN, BAD = "ok", "look", "FIX"
@@ -26,32 +25,14 @@ NEEDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    check: str
-    state: str
-    found: str
-    fix: str = ""
-
-
 def doctor(frame: Frame, arguments: list[str]) -> int:
     """Exit code 0 when nothing must be fixed, 1 otherwise."""
     frame, _ = read(frame, Parser(prog="falaj doctor", description="Check the set-up and say what to fix."), arguments)
-    if frame.at.startswith(("http://", "https://")):
-        raise Invalid(
-            "the doctor looks at the machine it runs on", "falaj doctor --at FOLDER, or falaj status --at URL"
-        )
+    home = frame.folder("the doctor looks at the machine it runs on", "--at FOLDER, or: falaj status --at URL")
     from falaj.platform import load_settings
 
-    settings = load_settings(frame.at)
-    findings = [*machine(settings), *house(settings)]
-    if frame.as_json:
-        put(findings, as_json=True)
-    else:
-        rows(["check", "", "found", "what to do"], [[f.check, f.state, f.found, f.fix] for f in findings])
-    return 1 if any(f.state == BAD for f in findings) else 0
+    settings = load_settings(home)
+    return put_findings([*machine(settings), *house(settings)], BAD, as_json=frame.as_json)
 
 
 def machine(settings: Settings) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from falaj.core.data import dataclass
-from falaj.core.errors import FalajError
+from falaj.core.errors import FalajError, Invalid
 
 Run = Callable[["Frame", list[str]], int]
 
@@ -36,6 +36,12 @@ class Frame:
         if address.startswith(("http://", "https://")):
             return address, os.environ.get("FALAJ_TOKEN", "") or known.fresh_token(), self.ca or known.ca
         return address, os.environ.get("FALAJ_TOKEN", ""), ""
+
+    def folder(self, why: str, hint: str) -> str:
+        """The folder of a house that a command itself stands on; Invalid for the address of another platform."""
+        if self.at.startswith(("http://", "https://")):
+            raise Invalid(why, hint)
+        return self.at
 
     def connect(self) -> Any:
         """The platform that this command speaks to."""

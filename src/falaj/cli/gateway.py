@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import Parser, read
-from falaj.core.errors import Invalid
 
 if TYPE_CHECKING:
     from falaj.serve.records import Doors
@@ -28,15 +27,14 @@ def gateway(frame: Frame, arguments: list[str]) -> int:
     add("--until-eof", action="store_true", help="end when standard input ends")
     add("--log", default=os.environ.get("FALAJ_LOG", "INFO"), metavar="LEVEL", help="how much to log")
     frame, found = read(frame, parser, arguments)
-    if frame.at.startswith(("http://", "https://")):
-        raise Invalid("a URL cannot be started from here", "falaj gateway --at FOLDER")
+    home = frame.folder("a URL cannot be started from here", "falaj gateway --at FOLDER")
     gc.disable()
     from falaj.api.logs import set_up
     from falaj.gateway.process import run
     from falaj.platform import House, load_settings
 
     set_up(found.log)
-    house = House(load_settings(frame.at))
+    house = House(load_settings(home))
 
     def ready(doors: "Doors") -> None:
         said = {"ready": True, "http": doors.http, "grpc": doors.grpc, "pid": os.getpid()}

@@ -40,8 +40,7 @@ def restore(frame: Frame, arguments: list[str]) -> int:
     frame, found = read(frame, parser, arguments)
     if found.drill:
         return _drill(frame, found.backup, found.all_blobs)
-    if frame.at.startswith(("http://", "https://")):
-        raise Invalid("a backup is restored on the machine that holds the store", "falaj restore FILE --at FOLDER")
+    home = frame.folder("a backup is restored on the machine that holds the store", "falaj restore FILE --at FOLDER")
     if not found.source:
         raise Invalid("no backup is named", "falaj restore FILE, falaj restore dir:/…, or: falaj restore --drill")
     from falaj.platform import load_settings, restore_into
@@ -49,9 +48,9 @@ def restore(frame: Frame, arguments: list[str]) -> int:
     progress = None if frame.as_json else _told
     overrides = {"zone": found.zone} if found.zone else {}
     if ":" in found.source and not Path(found.source).exists():
-        report: Any = revive(load_settings(frame.at, overrides), found.source, found.backup, progress)
+        report: Any = revive(load_settings(home, overrides), found.source, found.backup, progress)
     else:
-        report = restore_into(load_settings(frame.at, overrides), found.source, progress)
+        report = restore_into(load_settings(home, overrides), found.source, progress)
     put(report, as_json=frame.as_json)
     _warn(report)
     return 0

@@ -1,14 +1,15 @@
 """Bytes in and out of a command: files, standard input and output, and a bar for those who watch."""
 
-import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from types import SimpleNamespace
+from typing import BinaryIO, TextIO, cast
 
+from falaj.cli.progress import Bars
 from falaj.core.errors import Invalid
 from falaj.core.stream import Stream
 
@@ -20,26 +21,18 @@ WATCHED = 8 << 20
 @contextmanager
 def in_json() -> Iterator[None]:
     """While a command that answers in JSON runs: what it says on the way is an object a line, too."""
-    with _Lines(sys.stdout) as said, redirect_stdout(said):
-        yield
+    out, held = sys.stdout, [""]
 
-
-class _Lines(io.TextIOBase):
-    def __init__(self, out: TextIO) -> None:
-        self._out, self._held = out, ""
-
-    def write(self, text: str, /) -> int:
-        *whole, self._held = (self._held + text).split("\n")
-        self._out.write("".join(json.dumps({"line": line}, ensure_ascii=False) + "\n" for line in whole))
+    def write(text: str) -> int:
+        *whole, held[0] = (held[0] + text).split("\n")
+        out.write("".join(json.dumps({"line": line}, ensure_ascii=False) + "\n" for line in whole))
+        out.flush()
         return len(text)
 
-    def flush(self) -> None:
-        self._out.flush()
-
-    def close(self) -> None:
-        if self._held:
-            self.write("\n")
-        super().close()
+    with redirect_stdout(cast(TextIO, SimpleNamespace(write=write, flush=out.flush, isatty=lambda: False))):
+        yield
+    if held[0]:
+        write("\n")
 
 
 def inward(name: str) -> Stream:
@@ -84,24 +77,9 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 def _watched(chunks: Iterator[bytes], size: int | None, what: str) -> Iterator[bytes]:
     if not sys.stderr.isatty() or (size is not None and size < WATCHED):
-        return chunks
-    return _with_bar(chunks, size, what)
-
-
-def _with_bar(chunks: Iterator[bytes], size: int | None, what: str) -> Iterator[bytes]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=size)
-        advance: Callable[..., None] = bar.update
+        yield from chunks
+        return
+    with Bars().task(what, size) as task:
         for chunk in chunks:
             yield chunk
-            advance(task, advance=len(chunk))
+            task.advance(len(chunk))

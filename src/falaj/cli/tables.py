@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 
@@ -33,6 +34,25 @@ def put(value: Any, *, as_json: bool = False) -> None:
         sys.stdout.write("".join(f"{line}\n" for line in getattr(value, text)))
     else:
         _put_one(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+def put_findings(found: Sequence[Any], bad: str, *, as_json: bool) -> int:
+    """Print what a look at a set-up found; the exit code is 1 when something of it is bad."""
+    if as_json:
+        put(found, as_json=True)
+    else:
+        rows(["check", "", "found", "what to do"], [[one.check, one.state, one.found, one.fix] for one in found])
+    return 1 if any(one.state == bad for one in found) else 0
 
 
 def plain(value: Any) -> Any:

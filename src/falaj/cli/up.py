@@ -12,7 +12,7 @@ from typing import Any
 
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import Parser, read
-from falaj.core.errors import Invalid, lacking
+from falaj.core.errors import lacking
 from falaj.core.heaps import share_heaps
 
 
@@ -35,8 +35,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
         "--log", default=os.environ.get("FALAJ_LOG", "INFO"), metavar="LEVEL", help="how much to log on standard error"
     )
     frame, found = read(frame, parser, arguments)
-    if frame.at.startswith(("http://", "https://")):
-        raise Invalid("a URL cannot be started from here", "falaj up --at FOLDER")
+    home = frame.folder("a URL cannot be started from here", "falaj up --at FOLDER")
     # Nothing that is made on the way up is garbage; the server turns the collector on once it stands.
     gc.disable()
     share_heaps()
@@ -47,7 +46,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
     from falaj.platform import House, load_settings
 
     set_up(found.log)
-    settings = load_settings(frame.at)
+    settings = load_settings(home)
     house = House(settings)
     try:
         token = house.bootstrap()

@@ -3,12 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import Parser, read
-from falaj.cli.tables import put, rows
-from falaj.core.errors import FalajError, Invalid, NotFound
+from falaj.cli.tables import Finding, put_findings
+from falaj.core.errors import FalajError, NotFound
 from falaj.core.ports import CanJoin, Standing
 from falaj.core.release import VERSION
 from falaj.core.replica import Replica
@@ -17,15 +17,6 @@ GOOD, LOOK, MISS = "ok", "look", "MISS"
 ROWS_PER_S = 250_000
 """How fast an index is made, at the least; others write meanwhile."""
 PAGE = 1000
-
-
-class Finding(NamedTuple):
-    """One thing that was looked at."""
-
-    check: str
-    state: str
-    found: str
-    fix: str = ""
 
 
 def upgrade(frame: Frame, arguments: list[str]) -> int:
@@ -39,12 +30,11 @@ def upgrade(frame: Frame, arguments: list[str]) -> int:
     parser.add_argument("act", choices=["check"], metavar="check", help="look, and say")
     parser.add_argument("--backup-hours", type=float, default=24.0, metavar="N", help="how old a backup may be")
     frame, given = read(frame, parser, arguments)
-    if frame.at.startswith(("http://", "https://")):
-        raise Invalid("the store is looked at from a machine that reaches it", "falaj upgrade check --at FOLDER")
+    home = frame.folder("the store is looked at from a machine that reaches it", "falaj upgrade check --at FOLDER")
     from falaj.platform import load_settings
     from falaj.plugins import plugin
 
-    settings = load_settings(frame.at)
+    settings = load_settings(home)
     url = settings.at(settings.store)
     if url.startswith("sqlite:") and not _is_there(url):
         raise NotFound("there is no store yet", "falaj up makes one")
@@ -53,11 +43,7 @@ def upgrade(frame: Frame, arguments: list[str]) -> int:
         found = list(findings(store, time.time(), 3600.0 * given.backup_hours))
     finally:
         store.close()
-    if frame.as_json:
-        put([one._asdict() for one in found], as_json=True)
-    else:
-        rows(["check", "", "found", "what to do"], [list(one) for one in found])
-    return 1 if any(one.state == MISS for one in found) else 0
+    return put_findings(found, MISS, as_json=frame.as_json)
 
 
 def findings(store: Any, now: float, backup_s: float) -> Iterator[Finding]:

@@ -1,6 +1,4 @@
-"""Credentials: a password, pin or token that a setting points at and never holds (`env:NAME` or `file:/path`), and
-root keys, which no file that is published may be.
-"""
+"""Credentials: what a setting points at and never holds (`env:NAME`, `file:/path`), and root keys, never published."""
 
 import os
 from pathlib import Path

@@ -4,7 +4,7 @@ A verb runs in the house and sees no path of its caller's. An errand reads and w
 and the byte channel like any other client, so it needs no permission of its own and has no route.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
@@ -61,6 +61,20 @@ class Here(Protocol):
 def errand(function: F) -> F:
     """Mark `def name(here: Here, ...)` of a desk's errand module as reachable from the SDK and the command line."""
     function.__errand__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def with_flags(function: F, flags: Mapping[str, Any]) -> F:
+    """Put flags that are said elsewhere, where they are at home, into the signature of an errand that takes **more."""
+    import inspect
+
+    own = inspect.signature(function)
+    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    made = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=flags[name]) for name in flags
+    ]
+    function.__signature__ = own.replace(parameters=[*kept, *made])  # type: ignore[attr-defined]
+    function.__annotations__ = {**function.__annotations__, **flags}
     return function
 
 

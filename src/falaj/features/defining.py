@@ -24,6 +24,7 @@ from falaj.features.records import (
 )
 from falaj.features.shelf import DEFS, HEAD, Shelf, define_of, need
 from falaj.features.stream import Arrival
+from falaj.jobs.attempts import who_of
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
@@ -175,7 +176,7 @@ class Defining(Shelf):
         version = name.at(f"v{count}")
         shared = old is not None and name.kind == "view" and self._shares(tx, old, given, made["entity"])
         body = {
-            "definition": plain, "made_at": ctx.now(), "id": new_id(), "who": _who(ctx), **made,
+            "definition": plain, "made_at": ctx.now(), "id": new_id(), "who": who_of(ctx), **made,
             **({"rows": old.body["rows"] if shared and old else count} if name.kind == "view" else {}),
         }  # fmt: skip
         uses = [Ref.parse(text) for text in (*made.get("views", ()), *([made["entity"]] if "entity" in made else []))]
@@ -310,12 +311,3 @@ def _columns(definition: Any) -> tuple[str, ...]:
 
 def _words(one: Defined) -> str:
     return " ".join((str(one.ref), one.about, one.owner, *one.columns, *one.tags, *one.tags.values())).casefold()
-
-
-def _who(ctx: Context) -> dict[str, Any]:
-    """Whose rights the house has when it tends to what was defined."""
-    actor = ctx.actor
-    return {
-        "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
-        "jurisdiction": actor.jurisdiction, "purpose": ctx.purpose,
-    }  # fmt: skip

@@ -19,7 +19,7 @@ from falaj.flows.owners import Shared
 from falaj.flows.sending import networks, read_url
 from falaj.flows.triggers import checked, need, room_for, trigger_in
 from falaj.govern.secrets import contains_secret
-from falaj.serve.books import who_of
+from falaj.jobs.attempts import who_of
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
 

@@ -9,9 +9,8 @@ from falaj.core.errand import Here
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
-from falaj.govern.accounts import person_key
 from falaj.govern.keys import Keyring
-from falaj.jobs.attempts import at_work, barred
+from falaj.jobs.attempts import at_work, barred, submitter_of
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
@@ -82,9 +81,4 @@ class Sight:
 
 def _onlooker(tx: Reader, record: Record) -> Actor:
     """The owner looking: all their roles that they still have."""
-    who, tenant = record.body["who"], record.key.tenant
-    roles, projects = frozenset(who["roles"]), frozenset(who["projects"])
-    person = tx.key(person_key(tenant, who["id"]))
-    if person is not None:
-        roles, projects = roles & frozenset(person.body["roles"]), frozenset(person.body["projects"])
-    return Actor(who["id"], tenant, "service", roles, projects, jurisdiction=who["jurisdiction"])
+    return replace(submitter_of(tx, record), kind="service", jurisdiction=record.body["who"]["jurisdiction"])

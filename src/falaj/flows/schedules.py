@@ -13,7 +13,7 @@ from falaj.flows.asks import ALL, LAST, NONE, ScheduleView
 from falaj.flows.cron import read_cron, read_zone
 from falaj.flows.owners import Shared
 from falaj.flows.triggers import begins, checked_params, need
-from falaj.serve.books import who_of
+from falaj.jobs.attempts import who_of
 from falaj.store.records import Record
 
 LATE_S = 60.0

@@ -13,7 +13,7 @@ from falaj.core.verb import verb
 from falaj.flows.asks import Trigger, TriggerView
 from falaj.flows.owners import Shared
 from falaj.govern.secrets import contains_secret
-from falaj.serve.books import who_of
+from falaj.jobs.attempts import who_of
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
 

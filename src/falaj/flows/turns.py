@@ -27,6 +27,7 @@ from falaj.flows.records import (
     StepPlan,
     StepView,
 )
+from falaj.jobs.attempts import who_of
 from falaj.store.codec import from_plain
 from falaj.store.records import Record
 
@@ -35,15 +36,6 @@ MOST_RESULTS = 1 << 20
 """Bytes of all that the items of one step return."""
 _PLANS: dict[str, FlowPlan] = {}
 _KEPT_PLANS = 256
-
-
-def who_of(ctx: Context) -> Body:
-    """Whoever a run or a schedule acts for, as they are now; what they may do is asked again each time."""
-    actor = ctx.actor
-    return {
-        "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
-        "purpose": ctx.purpose, "jurisdiction": actor.jurisdiction,
-    }  # fmt: skip
 
 
 def new_turn(ctx: Context, flow: Ref, plan: FlowPlan, params: Mapping[str, Any], said: Body) -> Body:

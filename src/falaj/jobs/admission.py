@@ -15,6 +15,7 @@ from falaj.fleet.clusters import Clusters, open_to
 from falaj.fleet.records import Cluster
 from falaj.govern.refusals import check_inputs
 from falaj.jobs import tracing
+from falaj.jobs.attempts import who_of
 from falaj.jobs.facts import job_of, node_of, queues_of
 from falaj.jobs.records import HELD, WAITING, Body, JobSpec
 from falaj.jobs.spec import checked, name_of
@@ -60,14 +61,10 @@ def new_body(
     ctx: Context, known: Mapping[str, Cluster], staging: Staging, asked: Asked, queue: str, tx: Reader
 ) -> Body:
     """The record of a new job."""
-    actor = ctx.actor
     check_inputs(tx, ctx.tenant, ctx.purpose, asked.inputs.values())
     spec, kept_in = _pin_secrets(ctx, staging, asked.spec)
     zones = _law(ctx, asked, _reachable(known, ctx.tenant, spec), kept_in)
-    who = {
-        "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
-        "purpose": ctx.purpose,
-    }  # fmt: skip
+    who = who_of(ctx)
     job_id = new_id()
     return {
         "id": job_id, "spec": to_plain(spec), "state": HELD if asked.after else WAITING, "queue": queue,
@@ -146,13 +143,11 @@ def _check_level(level: str, nodes: list[Node], job: Ref) -> None:
 
 
 def _check_declared(job: Job, nodes: list[Node], ref: Ref) -> None:
-    """Invalid where much memory is wanted of GPUs of which nobody says how much they have: any GPU has too little."""
-    devices = [device for node in nodes for device in node.devices]
-    wanted = any(role.ask.device_mib for role in job.shape.roles)
-    if wanted and devices and not any(device.memory_mib for device in devices):
-        models = ",".join(sorted({device.model for device in devices}))
+    """Invalid where memory is wanted of GPUs of which nobody says how much they have: each would have too little."""
+    known = {device.model: device.memory_mib for node in nodes for device in node.devices}
+    if known and not any(known.values()) and any(role.ask.device_mib for role in job.shape.roles):
         declared = "gpu_memory=MiB of the cluster or kind of nodes, or the label nvidia.com/gpu.memory of its nodes"
-        hint = f"ask without --gpu-memory, or by model: --gpu-model {models:.200}; what declares it: {declared}"
+        hint = f"ask without --gpu-memory, or --gpu-model {','.join(sorted(known)):.200}; what declares it: {declared}"
         raise Invalid("no node where it may run declares the memory of its GPUs", hint, ref)
 
 

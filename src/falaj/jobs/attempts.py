@@ -63,27 +63,33 @@ def attempt_name(name: str, job: str) -> str:
     return f"{_UNSAFE.sub('-', name).strip('-')[:28].lower() or 'job'}-{job[-12:]}"
 
 
-def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
-    """Who an attempt is: its submitter's rights and never more, of today as of then; only work; in one zone."""
+def who_of(ctx: Context) -> Body:
+    """Whoever asks for what goes on in their name, as records remember them; what they may do is asked each time."""
+    actor = ctx.actor
+    return {
+        "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
+        "purpose": ctx.purpose, "jurisdiction": actor.jurisdiction,
+    }  # fmt: skip
+
+
+def submitter_of(tx: Reader, record: Record) -> Actor:
+    """Who asked for something, with all the roles that they had then and still have."""
     who, tenant = record.body["who"], record.key.tenant
     roles, projects = frozenset(who["roles"]), frozenset(who["projects"])
     person = tx.key(person_key(tenant, who["id"]))
     if person is not None:
         roles &= frozenset(person.body["roles"])
         projects = frozenset(person.body["projects"])
-    submitter = Actor(who["id"], tenant, roles=roles, projects=projects)
-    work = delegated(submitter, _workload(record, zone, jurisdiction))
+    return Actor(who["id"], tenant, roles=roles, projects=projects)
+
+
+def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
+    """Who an attempt is: its submitter's rights and never more, of today as of then; only work; in one zone."""
+    work = delegated(submitter_of(tx, record), _workload(record, zone, jurisdiction))
     return Actor(
-        id=f"run.{work.run}",
-        tenant=tenant,
-        kind="workload",
-        roles=work.roles,
-        projects=work.projects,
-        behalf=work.behalf,
-        jurisdiction=jurisdiction,
-        run=work.run,
-        zone=zone,
-    )
+        f"run.{work.run}", work.tenant, "workload", work.roles, work.projects, behalf=work.behalf,
+        jurisdiction=jurisdiction, run=work.run, zone=zone,
+    )  # fmt: skip
 
 
 def at_work(tx: Reader, record: Record) -> Actor:

@@ -16,6 +16,7 @@ from falaj.core.verb import verb
 from falaj.fleet.amounts import band as band_of
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.queues import queue_for, read_rules
+from falaj.fleet.records import QueueRule
 from falaj.fleet.samples import Hearing
 from falaj.fleet.use import house_of
 from falaj.jobs import life, tracing, views, waits
@@ -97,11 +98,7 @@ class Jobs(Accounts, Replays):
         with self._ledger.write(ctx) as tx:
             if tx.get(job) is not None:
                 raise Conflict(f"{job} exists already", "choose another name, or leave it out", job)
-            rule = queue_for(read_rules(tx), ctx.tenant, job.project, spec.queue)
-            if band_of(spec.band) > rule.top_band:
-                raise Invalid(
-                    f"the queue {rule.name} has no band {spec.band}", "choose a lower one, or another queue", job
-                )
+            rule = _queue(ctx, tx, job, spec, spec.queue)
             known = self._clusters.known(tx)
             body = new_body(ctx, known, self.staging, asked, rule.name, tx)
             record = _draft(ctx, job, body)
@@ -247,11 +244,7 @@ class Jobs(Accounts, Replays):
         with self._ledger.write(ctx) as tx:
             old = _waiting(tx, job)
             spec = _changed(spec_in(old), {"count": workers, "gpus": gpus, "cpus": cpus, "memory": memory}, band)
-            rule = queue_for(read_rules(tx), ctx.tenant, job.project, queue or old.body["queue"])
-            if band_of(spec.band) > rule.top_band:
-                raise Invalid(
-                    f"the queue {rule.name} has no band {spec.band}", "choose a lower one, or another queue", job
-                )
+            rule = _queue(ctx, tx, job, spec, queue or old.body["queue"])
             body: Body = {
                 **old.body, "spec": to_plain(spec), "band": band_of(spec.band), "queue": rule.name, "not_before": 0,
                 "use": {**old.body["use"], "queue": rule.name},
@@ -394,6 +387,13 @@ class Jobs(Accounts, Replays):
         record = tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body))
         tx.emit(said, record.ref, (), **fields)
         return views.job(record)
+
+
+def _queue(ctx: Context, tx: Reader, job: Ref, spec: JobSpec, named: str) -> QueueRule:
+    rule = queue_for(read_rules(tx), ctx.tenant, job.project, named)
+    if band_of(spec.band) > rule.top_band:
+        raise Invalid(f"the queue {rule.name} has no band {spec.band}", "choose a lower one, or another queue", job)
+    return rule
 
 
 def _draft(ctx: Context, job: Ref, body: Body) -> Record:

@@ -67,7 +67,7 @@ def tried(one: dict[str, Any], named: Callable[[str], str] | None = None) -> Tri
     """An attempt as people see it."""
     names = ("number", "id", "cluster", "width", "started", "ended", "code")
     outcome = one["outcome"]
-    if outcome and one.get("for") and named is not None:
+    if named is not None and one.get("for"):
         word, _, why = outcome.partition(": ")
         outcome = f"{word}: for {named(one['for'])}{why and f'; {why}'}"
     same = {name: one[name] for name in names}

@@ -37,10 +37,8 @@ def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Re
     silent = _silent(clusters, tx, record)
     if not facts.nodes:
         text = bought or _said(silent) or _makers(clusters, tx, record) or NO_NODES
-        fix, change = _paid(clusters, tx, facts, bought and body["id"]) or (
-            "start the platform, or look: falaj clusters list",
-            (),
-        )
+        start = "start the platform, or look: falaj clusters list", ()
+        fix, change = _paid(clusters, tx, facts, bought and body["id"]) or start
         return Why(ref, WAITING, "capacity", text, fix, views.commands(ref, change), dict(change))
     from falaj.schedule.why import explain  # arrays: for those who ask why, and not for every list
 
@@ -83,10 +81,10 @@ def _paid(clusters: Clusters, tx: Reader, facts: Snapshot, job: str) -> tuple[st
         return found.basket.starts.get(job, ""), cost
 
     kind, most = look(0)
-    enough = (one for one in (look(knobs.hourly)[1] + price.get(kind, 0), most) if look(one)[0]) if kind else iter(())
-    worth = next(enough, 0)
+    sums = (look(knobs.hourly)[1] + price[kind], most) if kind else ()
+    worth = next((one for one in sums if one > knobs.hourly and look(one)[0]), 0)
     said = f"let all bought nodes together cost {spendable('money', worth)} an hour"
-    return (said, (("hourly", str(worth)),)) if worth > knobs.hourly else None
+    return (said, (("hourly", str(worth)),)) if worth else None
 
 
 def _held(tx: Reader, record: Record) -> str:

@@ -15,7 +15,7 @@ from falaj.core.ports import Series
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.govern.keys import Keyring
-from falaj.jobs.attempts import in_name_of
+from falaj.jobs.attempts import in_name_of, who_of
 from falaj.monitor.baselines import Baselines
 from falaj.monitor.gathering import Gathering, Glance
 from falaj.monitor.plans import checked, plan_in, worded
@@ -70,7 +70,7 @@ class Watches:
             if old is not None and not old.body["removed"] and not old.body["by_itself"]:
                 raise Conflict(f"{endpoint.bare} is watched already", "falaj monitor change", endpoint)
             self._check_columns(served, old, made)
-            body = new_watch(ctx, made, books.who_of(ctx), old.body if old else None)
+            body = new_watch(ctx, made, who_of(ctx), old.body if old else None)
             record = self._kept(tx, served, old, body)
             tx.emit("monitor.add", record.ref, (served.ref,))
             return self._view(tx, record)
@@ -94,7 +94,7 @@ class Watches:
             old, served = need(tx, endpoint), served_in(tx, endpoint)
             made = worded(plan_in(old.body) if plan is None else checked(plan), more or {})
             self._check_columns(served, old, made)
-            body = {**old.body, "plan": to_plain(made), "who": books.who_of(ctx), "by_itself": False}
+            body = {**old.body, "plan": to_plain(made), "who": who_of(ctx), "by_itself": False}
             record = saved(tx, old, body)
             tx.emit("monitor.change", record.ref, what=",".join(sorted(more or ["plan"]))[:500])
             return self._view(tx, record)
@@ -114,7 +114,7 @@ class Watches:
         with self._ledger.write(ctx) as tx:
             served = served_in(tx, endpoint)
             old = tx.get(watch_of(endpoint))
-            body = old.body if old else new_watch(ctx, WatchPlan(), books.who_of(ctx))
+            body = old.body if old else new_watch(ctx, WatchPlan(), who_of(ctx))
             record = self._kept(tx, served, old, {**body, "removed": True})
             tx.emit("monitor.remove", record.ref, reason=reason[:500])
         return endpoint.bare

@@ -77,15 +77,6 @@ def endpoint_terms(ref: Ref, body: Body) -> dict[str, str]:
     return {"live": "1", "id": str(body["id"]), "name": public(ref), "state": "stopped" if body["stopped"] else "open"}
 
 
-def who_of(ctx: Context) -> Body:
-    """Whoever asks, as the record remembers it: replicas are asked for in their name."""
-    actor = ctx.actor
-    return {
-        "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
-        "purpose": ctx.purpose, "jurisdiction": actor.jurisdiction,
-    }  # fmt: skip
-
-
 def revision_body(revision: Revision, who: Body, stage: str, defaults: Mapping[str, Any]) -> Body:
     """A revision as it is kept: with whose rights it runs, and the stage it was approved for, if any."""
     return {**to_plain(revision), "who": who, "stage": stage, "defaults": dict(defaults)}

@@ -16,6 +16,7 @@ from falaj.core.settings import Settings
 from falaj.core.verb import verb
 from falaj.govern.keys import Keyring
 from falaj.govern.secrets import SecretShelf
+from falaj.jobs.attempts import who_of
 from falaj.jobs.service import Jobs
 from falaj.serve import books, fitness, life, replicas
 from falaj.serve.hopcert import new_cert
@@ -157,7 +158,7 @@ class Deploying:
             root=record.body["root"],
             message=plan.message[:500],
         )
-        return revision, books.revision_body(revision, books.who_of(ctx), stage, plan.defaults), label
+        return revision, books.revision_body(revision, who_of(ctx), stage, plan.defaults), label
 
     def _service(self, ctx: Context, model: Ref, features: Ref | None) -> Ref | None:
         """The feature service that the model was trained on; callers send keys, and get what it was trained with."""

@@ -1,13 +1,12 @@
 """What people do with endpoints beside the platform: deploy, call, and run a model over a dataset."""
 
-import inspect
 import time
 import typing
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Annotated, Any, TypeVar, cast
 
-from falaj.core.errand import Here, errand
+from falaj.core.errand import Here, errand, with_flags
 from falaj.core.errors import Invalid, NotFound, Unavailable
 from falaj.core.ref import Ref
 from falaj.serve.records import AB, CANARY, SHADOW, DeployPlan, EndpointView, Needs, Reach, Rules, Scale, Trial
@@ -33,22 +32,13 @@ _MORE: dict[str, Any] = {
 
 def _with_flags(function: F) -> F:
     """Every field of what replicas need, of scale and of rules is a flag: said once, where it is at home."""
-    own = inspect.signature(function)
-    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     flags = dict(_MORE)
     for part in _PARTS.values():
         hints = typing.get_type_hints(part)
         for one in fields(part):
             kind = dict[str, str] if one.name in ("env", "secret") else hints[one.name]
             flags[one.name] = Annotated[kind | None, _HELP[one.name]]
-    made = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for name, hint in flags.items()
-    ]
-    marked = cast(Any, function)
-    marked.__signature__ = own.replace(parameters=[*kept, *made])
-    marked.__annotations__ = {**function.__annotations__, **flags}
-    return function
+    return with_flags(function, flags)
 
 
 _HELP = {

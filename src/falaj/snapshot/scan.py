@@ -206,17 +206,13 @@ def refuse_home(fd: int, path: bytes) -> None:
     """Invalid where a folder is a platform's home, before its blobs are read, which come first by their paths."""
     keys = _enter(fd, path + KEYS, 0)
     try:
-        for name in listed(keys, path + KEYS):
-            with contextlib.suppress(OSError):  # whoever reads all of it says so
-                if name.endswith(b".key") and _head(keys, name) == ROOT_KEY:
+        for name in (one for one in listed(keys, path + KEYS) if one.endswith(b".key")):
+            # What cannot be read is told by whoever reads all of it.
+            with contextlib.suppress(OSError), os.fdopen(os.open(name, READ, dir_fd=keys), "rb") as file:
+                if file.read(len(ROOT_KEY)) == ROOT_KEY:
                     raise root_key_found(shown(path + KEYS + name))
     finally:
         os.close(keys)
-
-
-def _head(folder: int, name: bytes) -> bytes:
-    with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
-        return file.read(len(ROOT_KEY))
 
 
 def read_link(found: Found) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
-from falaj.core.errand import Here, errand
+from falaj.core.errand import Here, errand, with_flags
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
@@ -32,16 +32,7 @@ def _with_flags(function: F) -> F:
     flags = {name: _optional(hints[name]) for name in _PLAN}
     theirs = typing.get_type_hints(jobs.submit, include_extras=True)
     flags |= {name: hint for name, hint in theirs.items() if name not in (*_NOT_OURS, "return")}
-    own = inspect.signature(function)
-    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    made = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for name, hint in flags.items()
-    ]
-    marked = cast(Any, function)
-    marked.__signature__ = own.replace(parameters=[*kept, *made])
-    marked.__annotations__ = {**function.__annotations__, **flags}
-    return function
+    return with_flags(function, flags)
 
 
 def _optional(hint: Any) -> Any:

@@ -14,6 +14,7 @@ from falaj.core.event import new_id
 from falaj.core.ref import Ref
 from falaj.fleet.use import every
 from falaj.jobs import records as jobs
+from falaj.jobs.attempts import who_of
 from falaj.jobs.records import JobSpec
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Reader
@@ -43,14 +44,9 @@ ASIDE = ".trials"
 
 def new_sweep(ctx: Context, plan: SweepPlan, spec: JobSpec, refs: Mapping[str, Mapping[str, Ref]], most: int) -> Body:
     """The record of a new sweep. `refs`: its inputs and outputs by name, and its code."""
-    actor = ctx.actor
-    who = {
-        "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
-        "purpose": ctx.purpose, "jurisdiction": actor.jurisdiction,
-    }  # fmt: skip
     texts = {kind: {name: str(ref) for name, ref in named.items()} for kind, named in refs.items()}
     return {
-        "id": new_id(), "plan": to_plain(plan), "spec": to_plain(spec), **texts, "who": who, "most": most,
+        "id": new_id(), "plan": to_plain(plan), "spec": to_plain(spec), **texts, "who": who_of(ctx), "most": most,
         "state": RUNNING, "note": "", "asked": 0, "cancel": False, "submitted": ctx.now(), "ended": 0.0,
         "best": 0, "value": None, "kept": {}, "importance": {}, "end": FINISHED,
     }  # fmt: skip
