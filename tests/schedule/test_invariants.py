@@ -55,6 +55,8 @@ SHAPES = (
     Shape((Role("w", ask(1, models=(MIG,)), 2),)),
     Shape((Role("w", ask(1)),), band=0),
     Shape((Role("w", ask(1, models=(MIG, "A10"))),), band=3, preemptible=False),
+    Shape((Role("w", ask(0, cpu=20_000)),), band=1),
+    Shape((Role("w", ask(2, cpu=60_000)),)),
 )
 THINGS = range(5)
 EXEMPT = (WHY["guarantee"], WHY["band"], "its node leaves")
@@ -414,8 +416,9 @@ def forget(it: Scheduler) -> None:
 
 
 def held(job: Job) -> int:
-    """Milli-devices it has."""
-    return sum(len(spot.devices) * spot.milli for spot in job.spots)
+    """Milli-devices it has; milli-cores where it has none."""
+    cores = sum(dict(job.shape.roles[spot.role].ask.amounts)["cpu"] for spot in job.spots)
+    return sum(len(spot.devices) * spot.milli for spot in job.spots) or cores
 
 
 def _settings(examples: int, steps: int) -> settings:
