@@ -1,5 +1,6 @@
 """What people type wrong gets one clear answer, before anything is kept: spec files, trees of queues, flags."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,25 @@ def test_numbers_are_checked_for_programs_too(tmp_path: Path) -> None:
         assert "retry_on is 0" in wrong.message
         assert "has passed" in refusal(lambda: here.jobs.submit("true", deadline="1000000001")).message
         assert here.jobs.submit("true", cpus=0.1, deadline="6h").spec.deadline > 0
+
+
+def test_a_deadline_may_be_a_day_or_a_moment_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("command: [sleep, '0']\ncpus: 0.1\ndeadline: 2999-01-31\n")
+    with falaj.connect(str(tmp_path / "house")) as here:
+        end = datetime(2999, 2, 1, tzinfo=UTC).timestamp()
+        assert here.jobs.submit(str(file)).spec.deadline == end
+        moments = ("2999-01-31", "2999-02-01T00:00", "2999-02-01T04:00+04:00")
+        assert [here.jobs.submit("true", cpus=0.1, deadline=one).spec.deadline for one in moments] == [end] * 3
+        assert "has passed" in refusal(lambda: here.jobs.submit("true", deadline="2020-01-31")).message
+
+
+def test_clusters_that_are_not_open_to_a_tenant_are_not_told_of(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here:
+        here.people.add_tenant("bank", "fatima")
+        here.clusters.add("theirs", "process:?nodes=1", more={"tenants": "bank"})
+        assert "theirs" not in refusal(lambda: lab.submit("", cluster="nowhere")).hint
 
 
 def test_a_zone_without_clusters_is_named_with_those_that_have_some(tmp_path: Path) -> None:

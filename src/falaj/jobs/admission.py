@@ -162,9 +162,10 @@ def _number(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _reachable(known: Mapping[str, Cluster], tenant: str, spec: JobSpec) -> list[Cluster]:
-    if spec.cluster and spec.cluster not in known:
-        raise Invalid(f"there is no cluster {spec.cluster[:60]!r}", f"there is: {', '.join(known)}")
     mine = [one for one in known.values() if open_to(one, tenant)]
+    if spec.cluster and spec.cluster not in known:
+        hint = f"your jobs may run on {', '.join(one.name for one in mine) or 'none'}"
+        raise Invalid(f"there is no cluster {spec.cluster[:60]!r}", f"{hint:.500}")
     named = [one for one in mine if spec.cluster in ("", one.name)]
     if not named:
         hint = "the people who run this installation open one: falaj clusters change NAME --more tenants=…"

@@ -38,7 +38,7 @@ def submit(
     processes: Annotated[int | None, "processes of each worker; one for each GPU when left out"] = None,
     framework: Annotated[str | None, "plain, torch, tensorflow, jax, mpi or horovod"] = None,
     band: Annotated[str | None, "best-effort, low, normal, high or critical"] = None,
-    deadline: Annotated[str | None, "must be done by then: 6h from now, or seconds since the epoch"] = None,
+    deadline: Annotated[str | None, "must be done by then: 6h, 2027-01-31 (to its end), 2027-01-31T12:00Z"] = None,
     limit: Annotated[str | None, "end it after so long: 2h"] = None,
     retries: Annotated[int | None, "try again so often when it fails"] = None,
     retry_on: Annotated[tuple[int, ...] | None, "only when it ends with one of these exit codes"] = None,
@@ -149,10 +149,10 @@ def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: 
     name, project = name or str(words.pop("name", "")), project or str(words.pop("project", "") or DEFAULT_PROJECT)
     words = {key: value for key, value in words.items() if key not in ("name", "project")}
     folder = Path(str(words.pop("folder", ".")))
-    if isinstance(words.get("deadline"), str):
-        words["deadline"] = _moment(words["deadline"])
+    if words.get("deadline") is not None and not isinstance(words["deadline"], int | float):
+        words["deadline"] = _moment(str(words["deadline"]))
     if isinstance(until := words.get("deadline"), int | float) and until <= time.time():
-        raise Invalid("its deadline has passed already", "say when from now, 6h, or a later second since the epoch")
+        raise Invalid("its deadline has passed already", "say when from now, 6h, or a later day")
     refs = {key: _refs(key, words.get(key)) for key in ("inputs", "outputs")}
     command, program = _program(spec_of(words).command, folder)
     if program is not None and (script := _script(command, program)):
@@ -198,10 +198,20 @@ def _refs(name: str, given: Any) -> dict[str, Ref]:
 
 
 def _moment(text: str) -> float:
+    """A span from now, seconds since the epoch, a day to its end, or a moment of it."""
+    from datetime import UTC, datetime, timedelta
+
     from falaj.fleet.amounts import seconds
 
-    value = float(text) if text.replace(".", "", 1).isdigit() else time.time() + seconds(text)
-    return value if value > 1e9 else time.time() + value
+    if text.replace(".", "", 1).isdigit():
+        value = float(text)
+        return value if value > 1e9 else time.time() + value
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return time.time() + seconds(text)
+    found = found if found.tzinfo else found.replace(tzinfo=UTC)
+    return (found + timedelta(days=len(text) == 10)).timestamp()
 
 
 def _waited(here: Here, ref: Ref, slot: int = 0) -> JobView:
