@@ -193,3 +193,15 @@ def test_what_is_left_of_a_device_that_a_turn_waits_for_is_held_too() -> None:
     cluster.submit(job("long", "root/b", shape=piece, submitted=2, limit_s=400))
     cluster.submit(job("brief", "root/b", shape=piece, submitted=3, limit_s=50))
     assert [one.job for one in cluster.cycle(3).starts] == ["brief"]
+
+
+def test_the_briefest_that_a_quota_holds_back_does_not_keep_the_next_from_a_node_that_leaves() -> None:
+    queues = (Queue("root/a"), Queue("root/b", limit={"gpu": 4000}), Queue("root/c"))
+    jobs = [
+        job("long", "root/a", 8, limit_s=5000),
+        *(job(f"{queue}0", f"root/{queue}", 4, limit_s=5000, band=3, submitted=1) for queue in "bc"),
+        job("brief", "root/b", 8, limit_s=50, submitted=1),
+        job("next", "root/c", 8, limit_s=500, submitted=2),
+    ]
+    plan = Scheduler(snapshot([node("n", leaving=1000)], jobs, queues, knobs=Knobs(depth=0))).cycle(0)
+    assert [one.job for one in plan.starts] == ["next"]

@@ -233,7 +233,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99))
     def ask(self, which: int) -> None:
         """I16: whoever waits is told one reason, and the change that is told with it does start the job."""
-        self.cycle(seconds=0)
+        self.cycle(seconds=30)  # so that everybody was looked at again, whatever happened
         waiting, facts = sorted(self.it.lines.jobs), self.it.snapshot(self.now)
         if waiting:
             name = waiting[which % len(waiting)]

@@ -440,7 +440,8 @@ class Blocked(Board):
             for one in sorted(short):
                 # Not before: whoever stands behind is tried after it.
                 self._tried[one[3]] = self.turns.version, one[0], one[2]
-                if self._some(one[3]) and self._lend(*one):
+                # Whoever a quota turned out to hold back makes way for the next of its shape.
+                if self._some(one[3]) and (self._lend(*one) or self._held(self.lines.jobs[one[2]], one[3])):
                     lent = True
                     break
 
