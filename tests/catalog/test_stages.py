@@ -191,7 +191,7 @@ def test_provenance_tells_what_came_of_every_wish(town: Town, name: str, project
     town.as_("dana").approvals.refuse(asked.approval, "no emergency at all")
     pass_time(town)
     told = catalog.provenance(v2)
-    assert "promote production by amal, approved by badr: in a hurry" in told
+    assert "promote production: in an emergency, others have to ratify it, asked by amal, approved by badr: in" in told
     assert "promote production: lapsed, asked by amal: dana refused it" in told
     catalog.promote(v1, "retired", "too old")
     told = [line for line in catalog.provenance(v1).splitlines() if "amal" in line]
@@ -284,10 +284,10 @@ def test_an_emergency_is_ratified_refused_or_withdrawn(town: Town, name: str, pr
     town.as_("salem").catalog.require(f"gate:{project}/production", ("2 approvals",))
     versions = [model(amal, str(n), name) for n in range(4)]
 
-    def rush(version: Any) -> Any:
-        asked = catalog.promote(version, "production", emergency=True)
-        approve(town, asked, "badr")
-        done = catalog.promote(version, "production", emergency=True)
+    def rush(version: Any, asker: str = "amal", approver: str = "badr") -> Any:
+        asked = town.as_(asker).catalog.promote(version, "production", emergency=True)
+        approve(town, asked, approver)
+        done = town.as_(asker).catalog.promote(version, "production", emergency=True)
         assert (done.state, done.until > 0) == ("done", True)
         return asked
 
@@ -300,16 +300,52 @@ def test_an_emergency_is_ratified_refused_or_withdrawn(town: Town, name: str, pr
     town.as_("dana").approvals.refuse(second.approval, "no emergency at all")
     pass_time(town)
     assert catalog.show(f"{name}@production").ref == versions[0], "a no did not undo it"
-    rush(versions[2])
+    rush(versions[2], "mona", "bilal")
     assert catalog.rollback(name).ref == versions[0]
     pass_time(town, 25)
     assert [each.ref.version for each in catalog.history(f"{name}@production")] == ["v1", "v2", "v1", "v3", "v1"]
+    consented = catalog.promote(versions[2], "production")
+    approve(town, consented, "badr", "dana")
+    pass_time(town)
     rush(versions[3])
     in_the_way = catalog.promote(versions[2], "production")
     approve(town, in_the_way, "badr", "dana")
     pass_time(town)
     pass_time(town, 25)
     assert catalog.show(f"{name}@production").ref == versions[2], "what lapsed was no longer there, and yet it undid"
+
+
+def test_an_emergency_does_not_become_the_way(town: Town, name: str, project: str) -> None:
+    """Whoever asked for or gave one that nobody ratified has a part in no other, until four eyes let something in."""
+    amal, mona, catalog = town.as_("amal"), town.as_("mona").catalog, town.as_("amal").catalog
+    town.as_("salem").catalog.require(f"gate:{project}/production", ("2 approvals",))
+    v1, v2, v3, v4 = (model(amal, str(n), name) for n in range(4))
+    # Two that were asked for before either of them went on are no way around it either.
+    first, beside = (catalog.promote(version, "production", emergency=True) for version in (v1, v2))
+    approve(town, first, "badr")
+    pass_time(town)
+    assert catalog.history(f"{name}@production")[0].how == "emergency, not ratified"
+    assert "in an emergency" in catalog.provenance(v1)
+    again = catalog.promote(v2, "production", emergency=True)
+    assert (again.state, "nobody ratified" in again.why) == ("refused", True), beside
+    pass_time(town, 25)
+    assert catalog.promote(v1, "production", emergency=True).state == "refused", "every day anew"
+    assert [each.how for each in catalog.history(f"{name}@production")] == ["emergency, lapsed"]
+    assert "lapsed" in catalog.provenance(v1)
+    # Another person may ask for it, and another one give it; what was asked without haste takes nothing away.
+    assert catalog.promote(v1, "production").state == "waiting"
+    hers = mona.promote(v3, "production", emergency=True)
+    assert "nobody ratified" in refusal(lambda: approve(town, hers, "badr")).message
+    approve(town, hers, "bilal")
+    pass_time(town)
+    approve(town, hers, "dana")
+    pass_time(town)
+    assert catalog.history(f"{name}@production")[-1].how == "emergency, ratified by dana"
+    assert "ratified, asked by mona, approved by bilal, dana" in catalog.provenance(v3)
+    rushed = catalog.promote(v4, "production", emergency=True)
+    approve(town, rushed, "badr")
+    pass_time(town)
+    assert catalog.show(v4).stage == "production", "four eyes were there, and yet it stood against them"
 
 
 def test_a_softer_question_later_gains_nothing(town: Town, name: str, project: str) -> None:

@@ -49,7 +49,7 @@ class Binding:
     by: str = ""
     """Whoever asked for it; a loop may have done it."""
     how: str = ""
-    """tag, promote, rollback, or lapse: an emergency that nobody ratified was undone."""
+    """tag, promote, an emergency and what came of it, rollback, or lapse: the way back from one nobody ratified."""
     why: str = ""
     approval: str = ""
     approved_by: tuple[str, ...] = ()

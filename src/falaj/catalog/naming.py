@@ -20,6 +20,7 @@ from falaj.store.ledger import Ledger
 _ALIAS = r"[a-z][a-z0-9._-]{0,62}"
 _TAKEN = frozenset({*STAGES, "latest", "newest"})
 _PAGE = 1000
+UNRATIFIED, LAPSED = "emergency, not ratified", "emergency, lapsed"
 
 
 class Names(Shelf):
@@ -181,20 +182,30 @@ def bindings(moves: Iterable[Event]) -> list[Binding]:
         alias, people = told["alias"], tuple(filter(None, told.get("people", "").split(",")))
         last = open_at.pop(alias, None)
         if last is not None and told.get("how") == "ratify":
-            merged = tuple(dict.fromkeys((*found[last].approved_by, *people)))
-            found[last] = replace(found[last], approved_by=merged)
+            first = found[last].approved_by
+            how = f"emergency, ratified by {', '.join(one for one in people if one not in first)}"
+            found[last] = replace(found[last], approved_by=tuple(dict.fromkeys((*first, *people))), how=how)
             open_at[alias] = last
             continue
         if last is not None:
-            found[last] = replace(found[last], until=move.at)
+            how = LAPSED if told.get("how") == "lapse" else found[last].how
+            found[last] = replace(found[last], until=move.at, how=how)
         if told["to"]:
             open_at[alias] = len(found)
-            by, why = told.get("asker") or move.actor, told.get("reason", "")
-            found.append(
-                Binding(
-                    alias, move.subject, move.at, 0.0, by, told.get("how", ""), why, told.get("approval", ""), people
-                )
-            )
+            by, why, how = told.get("asker") or move.actor, told.get("reason", ""), told.get("how", "")
+            how = UNRATIFIED if how == "emergency" else how
+            found.append(Binding(alias, move.subject, move.at, 0.0, by, how, why, told.get("approval", ""), people))
+    return found
+
+
+def in_haste(ledger: Ledger, tenant: str, name: Ref, stage: str) -> set[str]:
+    """The accounts behind emergencies for a stage that nobody ratified, since others last consented to one there."""
+    found: set[str] = set()
+    for each in bindings(_moves(ledger, tenant, name.bare)):
+        if each.alias == stage and each.how in (UNRATIFIED, LAPSED):
+            found |= {each.by, *each.approved_by}
+        elif each.alias == stage and each.approved_by and each.how not in ("rollback", "lapse"):
+            found.clear()
     return found
 
 

@@ -150,8 +150,9 @@ def _deed(event: Event) -> Deed | None:
             return None
         what = f"promote {stage}{'' if state == DONE else f': {state}, asked'}"
     elif what == "point":
-        way = body.get("alias", "") if body.get("to") else f"out of {body.get('alias', '')}"
-        what = f"{body.get('how', what)} {way}"
+        how, way = body.get("how", what), body.get("alias", "") if body.get("to") else f"out of {body.get('alias', '')}"
+        hasty = {"emergency": "in an emergency, others have to ratify it, asked", "ratify": "ratified, asked"}
+        what = f"promote {way}: {hasty[how]}" if how in hasty else f"{how} {way}"
     elif what == "attest":
         what = f"attest {body.get('kind', '')}: {'passed' if body.get('passed') == '1' else 'failed'},"
     approved = tuple(name for name in body.get("people", "").split(",") if name)

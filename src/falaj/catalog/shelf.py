@@ -41,7 +41,7 @@ class Act:
     """Why an alias moves, as its event tells it."""
 
     how: str
-    """tag, untag, promote, ratify, rollback, lapse or delete."""
+    """tag, untag, promote, emergency, ratify, rollback, lapse or delete."""
     reason: str = ""
     approval: str = ""
     people: tuple[str, ...] = ()

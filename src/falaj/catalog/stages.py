@@ -14,6 +14,7 @@ from falaj.catalog.demands import Demands
 from falaj.catalog.gates import GATED, judge, voices
 from falaj.catalog.life_records import Binding, Promotion
 from falaj.catalog.limits import MESSAGE, check_text
+from falaj.catalog.naming import in_haste
 from falaj.catalog.records import STAGES
 from falaj.catalog.shelf import Act, check_kind, gone, missing, open_label
 from falaj.catalog.wishes import (
@@ -176,12 +177,20 @@ class Stages(Demands):
         failed = [f"{row.rule}: {row.found}" for row in rows if not row.passed]
         failed += ["it is restricted: it may be kept and nothing else"] if record.restricted else []
         needs = voices(rules)
+        hasty = self._hasty(ctx, record.ref, wish) if needs[0] else ()
+        if {wish.actor, wish.person} & set(hasty):
+            failed.append("nobody ratified your last emergency there; without --emergency people decide first")
         wish = replace(wish, digest="", evidence=rows, needs=needs)
         if failed or not needs[0]:
             return self._refuse(tx, wish, told, failed) if failed else self._move(tx, ctx, record, wish, told)
-        barred = (wish.actor, *self._approvals.persons(ctx, record.author))
+        barred = (wish.actor, *self._approvals.persons(ctx, record.author), *hasty)
         wish = replace(wish, digest=exact(wish, record, rules, holder), barred=barred)
         return self._consult(tx, ctx, record, wish, told)
+
+    def _hasty(self, ctx: Context, name: Ref, wish: Wish) -> tuple[str, ...]:
+        """Who has no part in this emergency: those whose last one for the stage nobody ratified."""
+        accounts = sorted(in_haste(self._ledger, ctx.tenant, name, wish.stage)) if wish.emergency else ()
+        return tuple(person for account in accounts for person in self._approvals.persons(ctx, account))
 
     def _there(self, tx: Writer, wish: Wish) -> Promotion:
         """It is where it shall be; a wish that still waits for that is over."""
@@ -226,7 +235,8 @@ class Stages(Demands):
             again = f"falaj approvals give {told.approval} --digest {wish.digest}"
             told = replace(told, why=stands.why, next=again, until=stands.until)
         self._keep(tx, wish)
-        self._enter(tx, record, wish.stage, wish.left, Act("promote", wish.reason, approval, people, wish.actor))
+        how = "emergency" if wish.state == EMERGENCY else "promote"
+        self._enter(tx, record, wish.stage, wish.left, Act(how, wish.reason, approval, people, wish.actor))
         self._tell(tx, wish, DONE, wish.reason, approval, people)
         return replace(told, state=DONE)
 

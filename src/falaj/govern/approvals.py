@@ -71,7 +71,8 @@ def may_speak(approval: Approval, voice: Voice) -> str:
     if approval.asker in (voice.person, voice.actor):
         return "whoever asks does not approve"
     if voice.person in approval.barred or voice.actor in approval.barred:
-        return "an author does not approve the own work"
+        hasty = ", nor does anybody whose last emergency nobody ratified" if approval.emergency else ""
+        return f"an author does not approve the own work{hasty}"
     if not set(voice.roles) & set(approval.roles):
         return f"this needs one of the roles {', '.join(approval.roles)}"
     return "" if voice.digest == approval.digest else _OTHER
