@@ -48,7 +48,7 @@ from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
 from falaj.track.notebook import KEY
 from falaj.track.points import MOST_STEP
-from falaj.track.records import Metric
+from falaj.track.records import UNTIMED, Metric
 from falaj.track.service import Track
 
 MOST_PAGE, MOST_LINES, MOST_FACTS = 1_000, 10_000, 5_000
@@ -441,7 +441,7 @@ def _metric(fact: Mapping[str, Any]) -> Metric | None:
         return None
     try:
         key, value = str(fact["key"]), float(fact["value"])
-        made = Metric(key, value, float(fact.get("at") or 0.0), int(fact.get("step") or 0))
+        made = Metric(key, value, float(fact.get("at") or UNTIMED), int(fact.get("step") or 0))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     good = 0 < len(key) <= KEY and key.isprintable() and abs(made.step) <= MOST_STEP

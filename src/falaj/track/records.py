@@ -13,6 +13,7 @@ STATUSES = ("running", "scheduled", "finished", "failed", "killed")
 OVER = ("finished", "failed", "killed")
 DEFAULT = Ref("experiment", "default", "default")
 """The experiment of whoever names none; its number is 0."""
+UNTIMED = -1.0
 _ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -41,7 +42,8 @@ class Metric:
 
     key: str
     value: float = 0.0
-    at: float = 0.0
+    at: float = UNTIMED
+    """In seconds since 1970. Less than 0: when it arrives."""
     step: int = 0
     odd: str = ""
     """nan, inf or -inf; empty for every other number."""

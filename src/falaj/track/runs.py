@@ -359,7 +359,7 @@ def _points(metrics: tuple[Metric, ...], now: float) -> list[Point]:
         raise Invalid(f"{len(metrics)} points in one call", f"at most {MOST_POINTS}")
     for key in {metric.key for metric in metrics}:
         check_key("metric", key)
-    points = [(m.key, m.step, m.at or now, m.number if m.odd else float(m.value)) for m in metrics]
+    points = [(m.key, m.step, m.at if m.at >= 0 else now, m.number if m.odd else float(m.value)) for m in metrics]
     if any(not -MOST_STEP <= step <= MOST_STEP for _, step, _, _ in points):
         raise Invalid("a step is out of range", "steps are 64-bit integers")
     return points

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,7 +26,7 @@ class Point(msgspec.Struct):
 
     key: str
     value: float
-    timestamp: Int
+    timestamp: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     step: Int = 0
     model_id: str = ""
     dataset_name: str = ""

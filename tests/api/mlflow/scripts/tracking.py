@@ -117,6 +117,9 @@ history = client.get_metric_history(batch, "curve")
 assert len(history) == POINTS and [p.step for p in history[:3]] == [0, 1, 2] and history[-1].step == POINTS - 1
 assert client.get_metric_history(batch, "nothing") == []
 client.log_metric(batch, "curve", 5.0, timestamp=1_800_000_000_000, step=3)
+client.log_metric(batch, "epoch", 5.0, timestamp=0)
+client.log_batch(batch, metrics=[Metric("epoch", 6.0, 0, 1)])
+assert [(m.timestamp, m.step) for m in client.get_metric_history(batch, "epoch")] == [(0, 0), (0, 1)]
 assert client.get_run(batch).data.metrics["curve"] == float((POINTS - 1) % 97)
 
 # Search: filters, orders, pages, deleted ones.
