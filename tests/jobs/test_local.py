@@ -114,6 +114,19 @@ def test_a_job_is_cancelled_while_it_runs_and_while_it_waits(lab: Lab) -> None:
     assert (ended.state, "did not succeed" in ended.note) == ("cancelled", True)
 
 
+def test_a_job_ends_though_somebody_deleted_its_run(lab: Lab, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    running = lab.submit(f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)", "runs")
+    lab.until(running, lambda job: job.state == "running")
+    waiting = lab.submit("print(1)", "waits", after=(running.ref,))
+    for job in (running, waiting):
+        lab.here.track.delete(job.run)
+    assert lab.here.jobs.cancel(waiting.ref).state == "cancelled"
+    go.touch()
+    assert lab.done(running).state == "succeeded"
+    assert lab.here.track.show(running.run).status == "finished"
+
+
 def test_a_job_that_takes_too_long_is_ended(lab: Lab) -> None:
     job = lab.done(lab.submit("import time; time.sleep(600)", limit="1s", retries=3))
     assert (job.state, len(job.attempts)) == ("failed", 1)

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -203,7 +204,7 @@ class Jobs(Accounts, Replays):
                 raise Conflict(f"{job.bare} is over: {body['state']}", "there is nothing to cancel", job)
             if body["attempt"] is None:
                 body = life.cancelled(body, reason or "cancelled", ctx.now())
-                self._track.end(ctx, Ref.parse(body["run"]), "killed")
+                self._track.finish(ctx, Ref.parse(body["run"]), "killed")
             else:
                 body = life.stopping(body, life.CANCEL, ctx.now(), grace_s=spec_in(old).grace_s)
             return self._save(tx, old, body, "jobs.cancel", reason=reason[:500])
@@ -332,7 +333,8 @@ class Jobs(Accounts, Replays):
         """Write down what an attempt said: metrics to its run, the newest progress to its record, now and then."""
         metrics = [metric for fact in facts if (metric := _metric(fact)) is not None]
         if metrics:
-            self._track.log(ctx, Ref.parse(record.body["run"]), tuple(metrics[:MOST_FACTS]))
+            with suppress(Invalid):  # whoever deleted its run wants none of them
+                self._track.log(ctx, Ref.parse(record.body["run"]), tuple(metrics[:MOST_FACTS]))
         body = life.absorbed(record.body, facts)
         saved = body["saved"] != record.body["saved"]
         if body == record.body or not (saved or ctx.now() - record.at >= TOLD_S):

@@ -9,13 +9,15 @@ from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.store.ledger import Reader, Writer
+from falaj.store.records import Record
 from falaj.track.notebook import MOST_TAGS, Notebook, check_texts, check_title
-from falaj.track.reading import as_experiment, digest_of, find_all
+from falaj.track.reading import ALONG, as_experiment, digest_of, find_all
 from falaj.track.records import DEFAULT, Experiment, ExperimentPage
 from falaj.track.where import EXPERIMENTS, arrange, read_order, read_where, select
 
 STATES = ("active", "deleted", "all")
 MOST_PAGE = 50_000
+_AT_ONCE = 500
 
 
 class Experiments(Notebook):
@@ -127,7 +129,7 @@ class Experiments(Notebook):
 
     @verb(writes=("name",))
     def delete(self, ctx: Context, name: Annotated[Ref, "which run or experiment"]) -> Ref:
-        """Delete a run or an experiment; `restore` brings it back.
+        """Delete a run, or an experiment with its runs; `restore` brings back what went with it.
 
         Lists no longer show it and nothing more can be logged to it. What it measured and its files are kept.
 
@@ -152,9 +154,21 @@ class Experiments(Notebook):
                 body = {**old.body, "state": state}
                 record = tx.put(name.bare, body, rev=old.rev, terms=_terms(body))
             else:
-                record = self._save_run(tx, self._run(tx, name), {"state": state})
+                record = self._save_run(tx, self._run(tx, name), {"state": state, ALONG: False})
             tx.emit("track.delete" if state == "deleted" else "track.restore", record.ref)
+        # Page by page, since there may be very many; where that is broken off, the same call again goes on.
+        while name.kind == "experiment" and self._ledger.retry(ctx, lambda tx: self._turn_runs(tx, record, state)):
+            pass
         return name.bare
+
+    def _turn_runs(self, tx: Writer, experiment: Record, state: str) -> int:
+        """Some runs go with their experiment, or come back with it; those that were deleted before it stay deleted."""
+        old = {"state": "deleted", ALONG: "yes"} if state == "active" else {"state": "active"}
+        runs = tx.find("run", terms={"experiment": experiment.body["id"], **old}, limit=_AT_ONCE).records
+        for run in runs:
+            turned = self._save_run(tx, run, {"state": state, ALONG: state == "deleted"})
+            tx.emit("track.delete" if state == "deleted" else "track.restore", turned.ref)
+        return len(runs)
 
     def _free_title(self, tx: Writer, title: str) -> str:
         check_title(title)

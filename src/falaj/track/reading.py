@@ -12,6 +12,8 @@ from falaj.store.ledger import Reader
 from falaj.store.records import Record
 from falaj.track.records import Experiment, MadeModel, Metric, Run, UsedData
 
+ALONG = "along"
+"""What a run says of itself that was deleted with its experiment."""
 _PAGE = 1_000
 
 
@@ -66,7 +68,8 @@ def as_run(record: Record, metrics: Mapping[str, Metric]) -> Run:
 
 def terms_of(body: Mapping[str, Any]) -> dict[str, str]:
     """What a run is looked up by."""
-    return {"id": body["id"], "experiment": body["experiment_id"], "state": body["state"]}
+    along = {ALONG: "yes"} if body.get(ALONG) else {}
+    return {"id": body["id"], "experiment": body["experiment_id"], "state": body["state"], **along}
 
 
 def digest_of(title: str) -> str:

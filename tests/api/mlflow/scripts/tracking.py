@@ -50,8 +50,19 @@ assert again != odd
 client.delete_experiment(again)
 assert client.get_experiment(again).lifecycle_stage == "deleted"
 names = {e.name for e in client.search_experiments()}
+# What is in a deleted experiment is deleted with it, and comes back with it.
+doomed = client.create_experiment("doomed")
+kept, before = (client.create_run(doomed).info.run_id for _ in range(2))
+client.delete_run(before)
+client.delete_experiment(doomed)
+assert code_of(lambda: client.log_metric(kept, "x", 1.0)) == "INVALID_PARAMETER_VALUE"
+assert code_of(lambda: client.log_param(kept, "x", 1)) == "INVALID_PARAMETER_VALUE"
+assert client.search_runs([doomed]) == []
+client.restore_experiment(doomed)
+client.log_metric(kept, "x", 1.0)
+client.delete_experiment(doomed)
 assert {"Default", "fraud/churn", "plain again"} <= names and odd_name not in names, names
-assert {e.name for e in client.search_experiments(view_type=ViewType.DELETED_ONLY)} == {odd_name}
+assert {e.name for e in client.search_experiments(view_type=ViewType.DELETED_ONLY)} == {odd_name, "doomed"}
 client.restore_experiment(again)
 assert [e.name for e in client.search_experiments(filter_string="name LIKE 'fraud/%'")] == ["fraud/churn"]
 assert [e.name for e in client.search_experiments(filter_string="tags.owner = 'amal'")] == ["fraud/churn"]
