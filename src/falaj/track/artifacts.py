@@ -3,11 +3,13 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain, count
 from typing import Annotated
 
 from falaj.catalog.looking import Found
 from falaj.catalog.records import Card, Facts
+from falaj.catalog.shelf import gone, nearest, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.ref import Ref
@@ -16,6 +18,7 @@ from falaj.core.transfer import Receipt
 from falaj.core.verb import verb
 from falaj.snapshot.records import Tree
 from falaj.store.blobs import Blob, BlobStore
+from falaj.store.codec import from_plain
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import assemble, close_intent, open_intent
 from falaj.store.records import Record
@@ -122,7 +125,7 @@ class Artifacts(Notebook):
     def register(
         self,
         ctx: Context,
-        run: Annotated[Ref, "which run"],
+        run: Annotated[Ref, "which run; or a version of a model, to have it under another name, too"],
         path: Annotated[str, "the folder (or file) of it that is the model; all its files when empty"],
         model: Annotated[Ref, "what to call the model, for example model:fraud/scorer"],
         message: Annotated[str, "what is new in it"] = "",
@@ -139,6 +142,8 @@ class Artifacts(Notebook):
         if model.kind != "model" or model.version:
             raise Invalid(f"{model} names no model", "for example model:fraud/scorer, without a version", model)
         folder = check_path(path) if path else ""
+        if run.kind == "model":
+            return self._copied(ctx, run, model, Facts(message=message, tags=check_texts("tag", tags)))
         with self._ledger.read(ctx) as tx:
             record = self._owner(tx, run, live=True)
             files, maker = _under(self._files(tx, record), folder, run), self._maker(tx, record)
@@ -157,6 +162,24 @@ class Artifacts(Notebook):
         finally:
             self._blobs.project(ctx, lambda tx: close_intent(tx, intent))
 
+    def _copied(self, ctx: Context, version: Ref, model: Ref, facts: Facts) -> Ref:
+        """A version of one model as the next of another: the same bytes where they lie, looked into once more."""
+        with self._ledger.read(ctx) as tx:
+            record = self._source(tx, version)
+        tree, card = (tree_of(record), nearest(record, ctx)), record.body.get("card")
+        ctx.permit("read", str(version.bare), tree[1])
+        found = self._catalog.look(ctx, tree)
+        facts = replace(facts, card=from_plain(Card, card) if card else None, files=found.files)
+        return self._ledger.retry(ctx, lambda tx: self._add(tx, ctx, version, model, tree, facts, found))
+
+    def _source(self, tx: Reader, thing: Ref) -> Record:
+        """What a version is made of: whatever has files, or a version."""
+        if thing.kind != "model":
+            return self._owner(tx, thing, live=True)
+        if (record := tx.need(thing)).body["state"] != "live":
+            raise gone(record)
+        return record
+
     def _owner(self, tx: Reader, thing: Ref, *, live: bool = False) -> Record:
         """Whatever has files: a run, a model that one logged, or a trace."""
         record = need(tx, thing, thing.kind if thing.kind in OWNERS else "run")
@@ -168,7 +191,7 @@ class Artifacts(Notebook):
         self, tx: Writer, ctx: Context, owner: Ref, model: Ref, tree: tuple[Tree, str], facts: Facts, found: Found
     ) -> Ref:
         """The version: made from a run and what that used, as they are now, be it by way of a model it logged."""
-        record = self._owner(tx, owner, live=True)
+        record = self._source(tx, owner)
         run = self._maker(tx, record)
         ours = _ours(run) if run is not None else {}
         inputs = {**ours, record.key.kind: record.ref, **({"run": run.ref} if run is not None else {})}

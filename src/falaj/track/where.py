@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PLAIN = re.compile(r"[^\s'\"`<>=!(),]+")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<>": operator.ne,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -227,8 +228,9 @@ class _Reader:
             self.wrong("a name, such as metrics.acc", token)
         head, dot, key = token.text.partition(".")
         names = dict(self._words.names)
-        family = names.get(f"{head.lower()}.") or _FAMILIES.get(head.lower()) if dot else "attributes"
-        if family is None or family not in self._words.families:
+        named = names.get(f"{head.lower()}.", "") if dot else ""
+        family = named or _FAMILIES.get(head.lower()) if dot else "attributes"
+        if family is None or (family not in self._words.families and not named):
             self.wrong(f"a name that begins with {', '.join(sorted(self._words.families))}", token)
         if dot and not key:
             quoted = self._take()
@@ -237,6 +239,8 @@ class _Reader:
             key = _unquoted(quoted.text)
         if family == "attributes":
             return family, self._attribute(key if dot else token.text, token)
+        if family == "datasets" and named:
+            return family, f"{head.lower()}.{key}"  # several may go by one name, as several datasets do
         if family == "datasets" and key not in ("name", "digest", "context"):
             self.wrong("dataset.name, dataset.digest or dataset.context", token)
         known = names.get(f"{family}.{key}")
@@ -256,6 +260,9 @@ class _Reader:
 
     def _compared(self, family: str, key: str, number: bool, sign: _Token) -> Pick:
         compare = _SIGNS[sign.text]
+        if family == "datasets" and "." in key and sign.text not in ("=", "==", "!=", "<>"):
+            least = self._number()
+            return _picking(family, key, lambda value: _NUMBER.fullmatch(value) and compare(float(value), least))
         if not number and sign.text not in ("=", "==", "!=", "<>"):
             self.wrong("= or != or LIKE, since this is a text", sign)
         wanted = self._number() if number else self._string()
@@ -340,7 +347,7 @@ def _look(family: str, key: str) -> Look:
     return lambda seen: table(seen).get(key)
 
 
-def _picking(family: str, key: str, holds: Callable[[Any], bool]) -> Pick:
+def _picking(family: str, key: str, holds: Callable[[Any], Any]) -> Pick:
     """What has such a thing and for which it holds; of datasets, for any one of them."""
     look = _look(family, key)
     if family == "datasets":

@@ -27,6 +27,7 @@ TRACES = Words(
         ("state", "status"), ("request_time", "timestamp_ms"), ("execution_time", "execution_time_ms"),
         ("execution_duration", "execution_time_ms"), ("trace_id", "request_id"), ("id", "request_id"),
         ("trace.", "attributes"), ("metadata.", "params"), ("request_metadata.", "params"),
+        ("feedback.", "datasets"), ("expectation.", "datasets"),
     ),
     frozenset({"tags", "params", "attributes"}),
 )  # fmt: skip

@@ -26,6 +26,7 @@ NO_PROMPT = {PROMPT: "false"}
 """Clients ask for models that are no prompts; a clause about a tag that is not there would be false."""
 _RUNS = re.compile(r"runs:/([0-9a-f]{32})(?:/(.+))?")
 _LOGGED = re.compile(r"models:/(m-[0-9a-f]{32})/?")
+_VERSION = re.compile(r"models:/(.{1,500})/([1-9][0-9]{0,17})")
 
 
 class One(Question):
@@ -126,7 +127,7 @@ def _latest(visit: Visit, asked: One) -> Any:
 
 
 def _create_version(visit: Visit, asked: One) -> Any:
-    """A run's files or a logged model become the next version. There is no other place they could come from."""
+    """A run's files, a logged model or another version become the next. They can come from nowhere else."""
     ref, (owner, path) = _head(visit, asked.name).ref, source_of(visit, asked.source)
     kept = {SOURCE: asked.source, RUN: asked.run_id, MODEL: asked.model_id}
     tags = _owned(asked) | {key: value for key, value in kept.items() if value}
@@ -159,17 +160,20 @@ def _transition(visit: Visit, asked: One) -> Any:
 
 
 def source_of(visit: Visit, source: str) -> tuple[Ref, str]:
-    """Whose files a source means: a run's or a logged model's of this platform, or Invalid."""
+    """Whose files a source means: a run's, a logged model's or a version's of this platform, or Invalid."""
     if found := _RUNS.fullmatch(source):
         return run_ref(visit, found[1]), plain_path(found[2] or "")
     if found := _LOGGED.fullmatch(source):
         return output_ref(visit, found[1]), ""
+    if found := _VERSION.fullmatch(source):
+        return version_ref(visit, One(name=found[1], version=found[2])), ""
     if source.startswith(SCHEME) and not source.startswith(f"{SCHEME}/"):
         place = place_of(visit, plain_path(source.removeprefix(SCHEME).rstrip("/")))
         if place.owner.kind == "run" or (place.owner.kind == "output" and not place.path):
             return place.owner, place.path
     raise Invalid(
-        "a version is made of a run's artefacts or a logged model", "runs:/…, models:/m-… or its artifact_uri"
+        "a version is made of a run's artefacts, a logged model or a version",
+        "runs:/…, models:/m-… or its artifact_uri, models:/name/1",
     )
 
 

@@ -1,5 +1,6 @@
 """Traces as MLflow's tracing clients know them. Their spans are a file, sent and fetched like any artefact."""
 
+import json
 import re
 import uuid
 from datetime import UTC, datetime
@@ -201,7 +202,18 @@ def _sight(one: Trace) -> Sight:
         "timestamp": when, "execution_time_ms": round(one.lasted_s * 1000), "request_id": one.ref.name,
         "run_id": one.facts.get(RUN) or one.tags.get(RUN),
     }  # fmt: skip
-    return Sight(one, attributes, one.tags, params=one.facts)
+    thoughts = tuple(_thoughts(msgspec.json.decode(note, type=dict[str, Any])) for note in one.notes.values())
+    return Sight(one, attributes, one.tags, params=one.facts, datasets=thoughts)
+
+
+def _thoughts(note: dict[str, Any]) -> dict[str, str]:
+    """What somebody found, as filters compare it: a text as it is, anything else as JSON writes it."""
+    said = {kind: note[kind].get("value") for kind in ("feedback", "expectation") if isinstance(note.get(kind), dict)}
+    return {
+        f"{kind}.{note.get('assessment_name', '')}": value if isinstance(value, str) else json.dumps(value)
+        for kind, value in said.items()
+        if value is not None and note.get("valid", True)
+    }
 
 
 def _moment(text: str) -> float:

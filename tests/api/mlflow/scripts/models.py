@@ -140,6 +140,12 @@ client.create_registered_model("other")
 client.rename_registered_model("other", "renamed")
 assert client.get_registered_model("renamed").name == "renamed"
 assert code_of(lambda: client.get_registered_model("other")) == "RESOURCE_DOES_NOT_EXIST"
+client.create_registered_model("copies")
+copy = client.copy_model_version("models:/scorer/1", "copies")
+assert (copy.name, copy.version, copy.run_id, copy.tags) == ("copies", "1", got.run_id, {"checked": "yes"}), copy
+assert list(mlflow.sklearn.load_model("models:/copies/1").predict(X)) == list(fitted.predict(X))
+for nowhere in ("models:/nobody/1", "models:/scorer/99"):
+    assert code_of(lambda s=nowhere: client.create_model_version("copies", s)) == "RESOURCE_DOES_NOT_EXIST", nowhere
 for source in (
     "file:///etc/passwd",
     "/etc/passwd",
@@ -190,6 +196,17 @@ assert len(mlflow.search_traces(locations=[experiment], max_results=1, return_ty
 client.delete_trace_tag(trace.info.trace_id, "seen")
 feedback = mlflow.log_feedback(trace_id=trace.info.trace_id, name="right", value=True)
 assert [a.name for a in client.get_trace(trace.info.trace_id).info.assessments] == ["right"]
+mlflow.log_feedback(trace_id=trace.info.trace_id, name="score", value=0.75)
+mlflow.log_expectation(trace_id=trace.info.trace_id, name="answer", value="forty two")
+for asked, many in (
+    ("feedback.right = 'true'", 1),
+    ("feedback.right = 'false'", 0),
+    ("feedback.score > 0.5 AND feedback.score <= 0.75", 1),
+    ("feedback.score > 0.8", 0),
+    ("expectation.answer LIKE 'forty%'", 1),
+    ("feedback.answer IS NULL AND feedback.right IS NOT NULL", 1),
+):
+    assert len(mlflow.search_traces(locations=[experiment], filter_string=asked, return_type="list")) == many, asked
 assert client.delete_traces(experiment, trace_ids=[trace.info.trace_id]) == 1
 assert len(mlflow.search_traces(locations=[experiment], return_type="list")) == 1
 
