@@ -116,7 +116,8 @@ def test_a_job_is_cancelled_while_it_runs_and_while_it_waits(lab: Lab) -> None:
 
 def test_a_job_ends_though_somebody_deleted_its_run(lab: Lab, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    running = lab.submit(f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)", "runs")
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)"
+    running = lab.submit(waits, "runs")
     lab.until(running, lambda job: job.state == "running")
     waiting = lab.submit("print(1)", "waits", after=(running.ref,))
     for job in (running, waiting):

@@ -1,5 +1,6 @@
 """Processes find each other, or say clearly why not; sums, norms and shares are those of one process."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -62,8 +63,11 @@ def test_an_environment_that_makes_no_sense_is_refused(
 def test_a_master_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "")
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")
     with pytest.raises(Unavailable, match=r"process 1 did not meet the others at 127\.0\.0\.1:1"):
         Mesh.here(Options(hang_s=1.0), device="cpu")
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "2000", "a hang could not tell the last collectives"
 
 
 def test_replicas_begin_equal_and_share_gradients_at_the_last(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Profiles of a few steps: taken when asked for, or when steps have become slow; kept as a trace and a summary.
 
-FALAJ_PROFILE={"first": 20, "steps": 3} asks before a run; `ask` asks a run that is under way, by a file that its first
-process looks for. A process of its own reads the trace, so that the training goes on meanwhile.
+FALAJ_PROFILE={"first": 20, "steps": 3} asks before a run; a file ask.json ({"steps": 3}) beside its profiles asks a run
+that is under way. A process of its own reads the trace, so that the training goes on meanwhile.
 """
 
 import contextlib
@@ -23,12 +23,6 @@ _LEAD = 3  # one step that waits, one that warms up, and the one at whose end we
 _MOST_SLOW = 2
 _NEVER = 1 << 62
 _CLOSE_S = 10.0
-
-
-def ask(folder: Path, steps: int = 3) -> None:
-    """Ask the run whose profiles lie in `folder` for one more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _ASK).write_text(json.dumps({"steps": steps}))
 
 
 def summary(folder: Path) -> dict[str, Any]:

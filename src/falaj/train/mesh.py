@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from falaj.core.errors import Invalid, Unavailable
+from falaj.gauge import hang
 from falaj.train import blocks, pipeline, plans, precision
 from falaj.train.options import Options
 
@@ -315,6 +316,7 @@ def _meet(device: torch.device, timeout_s: float) -> None:
             "start it by torchrun or as a job with framework='torch'; unset WORLD_SIZE to run alone",
         )
     cuda = device.type == "cuda"
+    hang.prepare()
     try:
         dist.init_process_group(
             "nccl" if cuda else "gloo",
