@@ -221,6 +221,19 @@ def test_a_database_is_only_read(amal: Any, tmp_path: Path) -> None:
     shutil.rmtree(file.parent)
 
 
+@pytest.mark.parametrize(
+    ("title", "place"),
+    [("churn", "main/churn"), ("fraud/churn", "fraud/churn"), ("Default", "default/default"), ("a b", "main/a-b--")],
+)
+def test_a_run_lands_where_mlflows_clients_would_have_put_it(amal: Any, tmp_path: Path, title: str, place: str) -> None:
+    with Recorder(tmp_path / "r", experiment=title) as run:
+        run.log({"a": 1.0})
+    (synced,) = amal.track.sync(str(tmp_path / "r"))
+    found = amal.track.experiment(amal.track.show(synced.run).experiment)
+    assert str(found.ref).startswith(f"experiment:{place}"), found
+    assert (found.title, found.ref.project) == (title, synced.run.project)
+
+
 def test_hostile_lines_are_left_out(amal: Any, tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()

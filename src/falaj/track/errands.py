@@ -1,7 +1,6 @@
 """What the users of experiments do beside the platform: plot curves, carry in runs recorded offline."""
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable
@@ -15,8 +14,9 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.track.draw import draw, spark
+from falaj.track.names import MAIN, full_name, ref_of
 from falaj.track.points import Columns, Spot, by_metric
-from falaj.track.records import OVER, Artifact, Experiment, Metric, Run
+from falaj.track.records import DEFAULT, OVER, Artifact, Experiment, Metric, Run
 from falaj.track.sources import Recorded, read_source
 
 MOST_RUNS = 10
@@ -109,11 +109,11 @@ def sparks(
 def sync(
     here: Here,
     source: Annotated[str, "a folder of the offline recorder, an mlruns folder, or an mlflow.db"],
-    project: Annotated[str, "the project of experiments that are not here yet"] = "default",
+    project: Annotated[str, "the project of experiments whose names say none"] = MAIN,
 ) -> tuple[Synced, ...]:
     """Carry in runs that were recorded elsewhere. Again, it carries in what is new since.
 
-    Runs keep their ids, experiments their titles. What is here already is not sent twice.
+    Runs keep their ids and experiments their titles; they lie where MLflow's clients would put them.
 
     Example:
         falaj track sync ./mlruns --project fraud
@@ -132,12 +132,10 @@ def sync(
 def _experiment(here: Here, named: str, project: str) -> Ref:
     """The experiment of that title or reference, made when there is none."""
     if named.startswith("experiment:"):
-        name = Ref.parse(named)
-        title = ""
+        name, title = Ref.parse(named), ""
     else:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-._")[:60]
-        mark = blake3(named.encode()).hexdigest()[:8]
-        name, title = Ref("experiment", project, f"{plain}-{mark}" if plain else mark), named
+        name, title = ref_of("experiment", full_name(named, project)), named
+        name = DEFAULT if named == "Default" else name
     known: tuple[Experiment, ...] = here.track.experiments(title=title or name.name, state="all").experiments
     if title and known:
         return known[0].ref

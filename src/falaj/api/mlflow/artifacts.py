@@ -17,7 +17,6 @@ import msgspec
 from falaj.api.answers import Answer
 from falaj.api.mlflow.coding import BASE, Endpoint, Question, Visit, read_query, said
 from falaj.api.mlflow.ids import output_ref, run_ref, trace_ref
-from falaj.api.mlflow.names import project_of
 from falaj.api.routes import Ask, Call, Route, is_plain
 from falaj.api.stream import Outlet
 from falaj.api.wire import Arguments
@@ -27,6 +26,7 @@ from falaj.core.stream import Stream
 from falaj.core.verb import verbs_of
 from falaj.desks import desk_class
 from falaj.snapshot.read import Snapshot
+from falaj.track.names import project_of
 
 if TYPE_CHECKING:
     from falaj.api.app import App

@@ -7,9 +7,9 @@ import msgspec
 from falaj.api.mlflow.coding import Endpoint, Int, Pair, Question, Visit, mapping, millis, pairs
 from falaj.api.mlflow.filters import Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import experiment_ref
-from falaj.api.mlflow.names import full_name, ref_of, shown_name
 from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.ref import Ref
+from falaj.track.names import full_name, ref_of, shown_name
 from falaj.track.records import Experiment
 from falaj.track.where import EXPERIMENTS
 

@@ -9,12 +9,12 @@ from falaj.api.mlflow.artifacts import REGISTRY, SCHEME, place_of, plain_path
 from falaj.api.mlflow.coding import Endpoint, Int, Pair, Question, Visit, mapping, millis, pairs
 from falaj.api.mlflow.filters import MODELS, VERSIONS, Page, Sight, chosen, page_of
 from falaj.api.mlflow.ids import output_ref, run_ref
-from falaj.api.mlflow.names import check_model_name, full_name, is_digested, name_of, ref_of, shown_name
 from falaj.catalog.life_records import Named
 from falaj.catalog.records import Version
 from falaj.catalog.shelf import AT
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
+from falaj.track.names import check_model_name, full_name, is_digested, name_of, ref_of, shown_name
 
 STAGES = {"experiment": "None", "staging": "Staging", "production": "Production", "retired": "Archived"}
 NAME, GONE = "falaj.name", "falaj.gone"

@@ -11,7 +11,6 @@ from falaj.api.answers import Answer
 from falaj.api.lanes import Outcome
 from falaj.api.mlflow import artifacts, experiments, outputs, registry, runs, traces
 from falaj.api.mlflow.coding import Endpoint, Visit, read_query, reader_of, said
-from falaj.api.mlflow.names import MAIN, project_of
 from falaj.api.routes import Ask, Route
 from falaj.api.soon import TRIES, Work, pause_s
 from falaj.api.wire import check_depth
@@ -22,6 +21,7 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import desk_class
 from falaj.store.envelope import key_of
+from falaj.track.names import MAIN, project_of
 
 if TYPE_CHECKING:
     from falaj.api.app import App

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.api.mlflow.names import check_model_name, full_name, is_digested, name_of, project_of, ref_of, shown_name
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
+from falaj.track.names import check_model_name, full_name, is_digested, name_of, project_of, ref_of, shown_name
 
 TEXTS = st.text(min_size=1, max_size=60).filter(str.strip) | st.sampled_from(
     ["churn", "fraud/churn", "main/churn", "a/b/c", "x--" + "0" * 20, "x", "x--00000000000000000000/y", "../x", "a:b"]
