@@ -13,7 +13,8 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import DESKS
-from falaj.govern.records import Zone
+from falaj.govern.approvals import standing
+from falaj.govern.records import Approval, ApprovalState, Zone
 from falaj.platform import desk_class
 
 
@@ -24,7 +25,8 @@ def test_every_column_that_a_record_names_is_there() -> None:
             for record in (verb.result, *getattr(verb.result, "__args__", ())):
                 columns = getattr(record, "COLUMNS", ())
                 seen += bool(columns)
-                assert all(hasattr(record, name) for name in columns), record  # a field, or what is made of some
+                # A field, what is made of some, or one of a record in it.
+                assert all(hasattr(record, name.partition(".")[0]) for name in columns), record
     assert seen >= 5
 
 
@@ -34,6 +36,16 @@ def test_a_list_is_narrow_and_json_is_whole(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.splitlines()[0].split("\t") == [name.replace("_", " ") for name in Zone.COLUMNS]
     put(zones, as_json=True)
     assert "dir:somewhere" in capsys.readouterr().out
+
+
+def test_approvals_are_a_table_of_what_is_asked_and_how_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Approval("a.b", "sha256:1", 2, 0, ("approver",), "amal", (), "passed", 1.8e9, 1.9e9, "model:a/b@v1")
+    state = ApprovalState(Ref.parse("approval:approvals/x"), asked, standing(asked, 1.8e9))
+    put((state,))
+    head, line = (one.split("\t") for one in capsys.readouterr().out.splitlines())
+    assert head == ["ref", "about", "reason", "asker", "state", "why", "until"]
+    assert line[1:6] == ["model:a/b@v1", "passed", "amal", "waiting", "it waits for 2 more people"]
+    assert cell("asked", asked.asked) == "2027-01-15 08:00:00Z"
 
 
 def test_a_moment_that_nobody_knows_is_shown_as_nothing() -> None:

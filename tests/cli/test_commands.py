@@ -42,6 +42,16 @@ def test_a_day_in_a_folder(falaj: Run, folder: Path) -> None:
     assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
 
 
+def test_a_statement_is_the_object_where_json_is_asked_for(falaj: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    assert falaj("catalog", "publish", "dataset:main/told", str(tmp_path)).returncode == 0
+    for words, key in (((), "origins"), (("--form", "slsa"), "predicate"), (("--form", "cyclonedx"), "bomFormat")):
+        told = falaj("--json", "catalog", "provenance", "dataset:main/told", *words)
+        assert key in json.loads(told.stdout), told
+    drawn = json.loads(falaj("catalog", "provenance", "dataset:main/told", "--form", "svg", "--json").stdout)
+    assert drawn.startswith("<svg")
+
+
 def test_what_is_required_may_come_by_flag(falaj: Run) -> None:
     assert falaj("people", "add", "--name", "noor", "--roles", "auditor", "--roles", "approver").returncode == 0
     assert falaj("people", "add", "hind", "auditor").returncode == 0

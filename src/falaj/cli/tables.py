@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from falaj.core.data import dataclass
@@ -12,7 +13,7 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 
 Row = list[str]
-_MOMENTS = frozenset({"at", "expires", "until", "since", "started", "ended", "due", "received"})
+_MOMENTS = frozenset({"at", "expires", "asked", "until", "since", "started", "ended", "due", "received"})
 _LONG = 200
 """So much of a value a table of many shows in a terminal; --json, a pipe and a single record show all of it."""
 _WIDE = 100
@@ -127,11 +128,12 @@ def _put_many(values: Sequence[Any]) -> None:
         return
     first = values[0]
     if is_dataclass(first) and not isinstance(first, (type, Label)):
-        # A record may name the few columns a list shows; --json and a single record show everything.
+        # A record may name the few columns a list shows, also of records in it (standing.why); --json and a single
+        # record show everything.
         names = list(getattr(first, "COLUMNS", ())) or [item.name for item in fields(first)]
         rows(
-            [name.replace("_", " ") for name in names],
-            [[cell(name, getattr(value, name)) for name in names] for value in values],
+            [name.rpartition(".")[2].replace("_", " ") for name in names],
+            [[cell(name.rpartition(".")[2], attrgetter(name)(value)) for name in names] for value in values],
         )
     elif isinstance(first, Mapping):
         names = list(dict.fromkeys(key for value in values for key in value))

@@ -5,7 +5,7 @@ import json
 import sys
 import typing
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +55,13 @@ def desk(frame: Frame, arguments: list[str]) -> int:
                 from falaj.core.heaps import keep_heaps
 
                 keep_heaps()
+        said = given(name, verb, found)
+        formed = frame.as_json and any(param.name == "form" for param in verb.params)
         with in_json() if frame.as_json and verb.group == ERRAND else nullcontext():
-            result = getattr(getattr(platform, name), verb.name)(**given(name, verb, found))
+            result = getattr(getattr(platform, name), verb.name)(**({"form": "json", **said} if formed else said))
+        if formed:
+            with suppress(ValueError):  # a drawing, which stays the text it is
+                result = json.loads(result)
         if isinstance(result, Stream):
             outward(result, found.out)
         else:

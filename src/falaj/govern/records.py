@@ -284,6 +284,11 @@ class Standing:
 class ApprovalState:
     """An approval as lists show it."""
 
+    COLUMNS: ClassVar = (
+        "ref", "approval.about", "approval.reason", "approval.asker", "standing.state", "standing.why",
+        "standing.until",
+    )  # fmt: skip
+
     ref: Ref
     approval: Approval
     standing: Standing
