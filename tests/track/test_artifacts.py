@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
+from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.platform import House, Platform, load_settings
 from falaj.store.objects import objects_after
+from falaj.track.reading import terms_of
 from falaj.track.records import Metric
 from tests.town import LABEL, Town, refusal
 
@@ -153,7 +155,11 @@ def test_where_a_version_may_lie_is_asked_of_the_label_it_gets(
         look = abroad.catalog.look
 
         def meanwhile(*given: Any) -> Any:
-            amal.track.use(run, inputs=("blob:fraud/tx",))
+            # `use` itself refuses this; a run that an older release let carry it is still asked about.
+            with town.house.ledger.write(town.house.context(town.actor("amal"))) as tx:
+                old = tx.need(run)
+                tx.put(old.key, old.body, rev=old.rev, label=Label.parse(LABEL), terms=terms_of(old.body))
+                tx.emit("track.use", old.ref)
             return look(*given)
 
         monkeypatch.setattr(abroad.catalog, "look", meanwhile)
@@ -161,6 +167,19 @@ def test_where_a_version_may_lie_is_asked_of_the_label_it_gets(
         assert (isinstance(error, Denied), "AE-PDPL" in error.message) == (True, True), error
         assert isinstance(refusal(lambda: amal.catalog.show("model:fraud/scorer")), NotFound)
         assert town.events(verb="guard.deny")[-1].body["action"] == "track.register"
+
+
+def test_where_a_run_may_carry_the_label_of_its_data_is_asked_of_its_own_zone(
+    town: Town, amal: Any, tmp_path: Path
+) -> None:
+    town.as_("salem").store.put("blob:fraud/tx", b"rows", label=LABEL)
+    with closing(House(load_settings(str(tmp_path), {"zone": "eu-west"}))) as abroad:
+        run = Platform(abroad, town.actor("amal"), "fraud").track.start(EXPERIMENT).ref
+    error = refusal(lambda: amal.track.use(run, inputs=("blob:fraud/tx",)))
+    assert (isinstance(error, Denied), "AE-PDPL" in error.message) == (True, True), error
+    assert amal.track.show(run).label.classification == 0
+    mine = amal.track.start(EXPERIMENT).ref
+    assert amal.track.use(mine, inputs=("blob:fraud/tx",)).label.classification == 2
 
 
 MLMODEL = b"""\
