@@ -39,6 +39,25 @@ def test_a_hold_keeps_a_version_and_ends_by_name(town: Town, name: str) -> None:
     assert salem.delete(v1, "tidy").state == "deleted"
 
 
+def test_a_hold_keeps_what_was_made_from_it_before(town: Town, name: str, project: str) -> None:
+    amal, salem = town.as_("amal"), town.as_("salem").catalog
+    old, _ = publish(amal, name, "1"), publish(amal, name, "2")
+    made = publish(amal, f"dataset:{project}/clean", "m", inputs={"rows": old})
+    after = publish(amal, f"model:{project}/m", "l", inputs={"rows": made})
+    salem.hold(old, "case 1")
+    for one in (made, after):
+        told = refusal(lambda each=one: salem.delete(each, "tidy", force=True))
+        assert (isinstance(told, Denied), str(old) in told.message) == (True, True), told
+    # Whatever is made from exactly the held version is held, and a name goes on from its newest.
+    assert salem.show(publish(amal, f"model:{project}/x", inputs={"rows": old})).label.holds == {"case 1"}
+    assert not salem.show(publish(amal, name, "3")).label.holds
+    salem.release(old, "case 1")
+    salem.hold(after, "case 2")
+    assert salem.delete(old, "tidy", force=True).state == "deleted", "a hold goes the way of the data, and not back"
+    salem.release(after, "case 2")
+    assert salem.delete(after, "tidy").state == "deleted"
+
+
 def test_retention_is_kept(town: Town, name: str) -> None:
     amal = town.as_("amal")
     v1 = publish(amal, name, label=Label(min_retain_s=10 * 86_400))

@@ -37,7 +37,8 @@ class Keeping(Shelf):
     ) -> Version:
         """Put a version under a legal hold: it cannot be deleted until the hold is released.
 
-        What is made from it, and the next version of the same name, is under the hold too.
+        What is made from it, and the next version of the same name while this is the newest, is under the hold too;
+        what was made from it before cannot be deleted either while the hold stands.
 
         Example:
             falaj catalog hold dataset:fraud/tx@v3 "case 2027-114"
@@ -79,9 +80,9 @@ class Keeping(Shelf):
     ) -> Version:
         """Delete a version. It can no longer be read, and its bytes go when nothing else needs them.
 
-        Refused while a hold or a retention period stands, while it is in staging or production, and, unless forced,
-        while other versions were made from it. A tombstone stays with its name, label, root and the reason; the number
-        is never used again. `falaj audit prove` proves the deletion, `falaj audit impact` says who would be hit.
+        Refused while a hold (also on what it was made from) or a retention period stands, while it is in staging or
+        production, and, unless forced, while other versions were made from it. A tombstone stays with its name, label,
+        root and the reason. `falaj audit prove` proves the deletion, `falaj audit impact` says who would be hit.
 
         Example:
             falaj catalog delete dataset:fraud/tx@v2 --reason "consent withdrawn"
@@ -96,6 +97,7 @@ class Keeping(Shelf):
             made = self._made_from(tx, record.ref)
             if made and not force:
                 raise _needed(record.ref, made, self._seen(ctx, record.ref, made))
+            self._check_sources(tx, ctx, record)
             for zone in record.body["zones"]:
                 permit = ctx.permit("delete", str(name.bare), zone)
                 self._blobs.delete(ctx, str(name.bare), zone, tree_of(record).batches[0].bundle, permit)
@@ -259,6 +261,18 @@ class Keeping(Shelf):
         """Versions that are live and name this one among what they were made from."""
         pages = (tx.find(kind, terms={f"from.{ref}": "yes"}, limit=1000) for kind in KINDS)
         return [record for page in pages for record in page.records]
+
+    def _check_sources(self, tx: Reader, ctx: Context, record: Record) -> None:
+        """Denied while a hold stands on what it was made from, at any distance, though it was made before the hold."""
+        left, known = [record], {record.ref}
+        while left:
+            named = {Ref.parse(ref) for ref in left.pop().body.get("inputs", {}).values()} - known
+            known |= named
+            left += [found for ref in named if ref.kind in KINDS and (found := tx.get(ref)) is not None]
+            if held := next((one for one in left if one.label.holds), None):
+                source = ", ".join(self._seen(ctx, record.ref, [held])) or "a version that you may not see"
+                said = f"{record.ref} was made from {source}, which is under legal hold"
+                raise Denied(said, "falaj catalog release ends a hold", record.ref)
 
     def _seen(self, ctx: Context, ref: Ref, made: list[Record]) -> list[str]:
         sees = sight(self._ledger, ctx, ref)
