@@ -230,9 +230,35 @@ def test_a_folder_that_appears_meanwhile_keeps_what_is_in_it(tmp_path: Path, war
             fill(tmp_path / "out", {b"d/two/mine": b"of somebody"})
         return warehouse.fetch(digest, start, stop)
 
-    with pytest.raises(Unavailable, match="two cannot be written"):
+    with pytest.raises(Conflict, match="two is in the way"):
         checkout(Snapshot(tree, fetch), tmp_path / "out")  # type: ignore[arg-type]
     assert mine.read_bytes() == b"of somebody"
+
+
+@pytest.mark.parametrize("name", ["small", "many pieces", "link"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_appears_meanwhile_is_not_lost(
+    tmp_path: Path, warehouse: Warehouse, name: str, again: bool
+) -> None:
+    """Also in a folder of an earlier checkout, which replaces what is its own, and that alone."""
+    folder, out = fill(tmp_path / "f", {b"early": b"1", b"large": noise(2_000_000, 1)}), tmp_path / "out"
+    if again:
+        checkout(publish(folder, warehouse), out)
+    fill(folder, {b"early": b"22", b"large": noise(2_000_000, 3), b"small": b"s", b"many pieces": noise(2_000_000, 2)})
+    (folder / "link").symlink_to("early")
+    tree = publish_folder(folder, warehouse).tree
+
+    def fetch(digest: str, start: int, stop: int | None) -> object:
+        if not (out / name).exists():
+            (out / name).write_bytes(b"of somebody")
+        return warehouse.fetch(digest, start, stop)
+
+    with pytest.raises(Conflict, match="in the way"):
+        checkout(Snapshot(tree, fetch), out)  # type: ignore[arg-type]
+    assert (out / name).read_bytes() == b"of somebody"
+    (out / name).unlink()
+    checkout(warehouse.open(tree), out)
+    assert content(out) == content(folder)
 
 
 def test_interrupted_it_goes_on(tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ class Ground(NamedTuple):
     inbox: Path
     fds: tuple[int, int]
 
-    def write(self, name: bytes, data: bytes, mode: int = 0o666) -> os.stat_result:
+    def write(self, name: bytes, data: bytes, mode: int = 0o666, own: bool = True) -> os.stat_result:
         folder, inbox = self.fds
-        return hand.write_file(inbox, b"new-0", (folder, name), mode, data)
+        return hand.write_file(inbox, b"new-0", (folder, name), mode | (hand.REPLACE if own else 0), data)
 
     def names(self) -> list[str]:
         return sorted(path.name for each in (self.folder, self.inbox) for path in each.iterdir())
@@ -60,6 +60,17 @@ def test_a_file_is_written_and_replaced(ground: Ground, way: str) -> None:
         assert bool(now.st_mode & 0o100) == (mode == 0o777)
         assert now.st_nlink == 1
         assert ground.names() == ["f"]
+
+
+def test_what_is_not_ours_is_not_replaced(ground: Ground, way: str) -> None:
+    ground.write(b"new", b"ours", own=False)
+    (ground.folder / "f").write_bytes(b"of somebody")
+    (ground.folder / "l").symlink_to("nowhere")
+    for name in (b"f", b"l"):
+        with pytest.raises(FileExistsError):
+            ground.write(name, b"ours", own=False)
+    assert ((ground.folder / "f").read_bytes(), (ground.folder / "l").is_symlink()) == (b"of somebody", True)
+    assert (ground.names(), (ground.folder / "new").read_bytes()) == (["f", "l", "new"], b"ours")
 
 
 def test_a_link_in_its_place_is_replaced_and_not_followed(ground: Ground, tmp_path: Path, way: str) -> None:

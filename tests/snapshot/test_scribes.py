@@ -61,7 +61,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def orders(folder: int, count: int, data: bytes = b"12345") -> list[Order]:
-    return [Order(folder, b"f%d" % i, 0o666, memoryview(data)) for i in range(count)]
+    return [Order(folder, b"f%d" % i, 0o666 | hand.REPLACE, memoryview(data)) for i in range(count)]
 
 
 def test_a_tree_written_by_others_is_the_same(tmp_path: Path, warehouse: Warehouse, soon: list[int]) -> None:

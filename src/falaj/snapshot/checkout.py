@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from falaj.core.errors import Invalid, NotFound, Unavailable
+from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
 from falaj.snapshot.format import PACK_BYTES, Entry, shown, stays_inside
 from falaj.snapshot.read import Run, Snapshot
 from falaj.snapshot.scribes import Scribes
@@ -70,6 +70,8 @@ def checkout(
     except OSError as error:
         name = error.filename2 or error.filename  # of a rename, where it should have led to
         what = shown(os.fsencode(name)) if isinstance(name, str | bytes) else str(folder)
+        if isinstance(error, FileExistsError):
+            raise Conflict(f"{what} is in the way: no checkout wrote it", "move it away, then repeat") from error
         raise Unavailable(f"{what} cannot be written: {error.strerror}", f"look at {folder}, then repeat") from error
 
 
@@ -89,7 +91,7 @@ class _Work:
         self._advance = advance
         self._wanted: dict[bytes, list[Spot]] = {}
         self._large: list[LargeFile] = []
-        self._links: list[Entry] = []
+        self._links: list[tuple[Entry, bool]] = []
         self._windows: deque[_Window] = deque()
         self._have = 0
         self._num_files = self._size_bytes = self._kept = self._num_small = 0
@@ -105,7 +107,7 @@ class _Work:
             self._kept += 1
             self._advance(entry.size)
         elif entry.kind == "link":
-            self._links.append(entry)
+            self._links.append((entry, self._target.own))
         elif entry.content.depth or len(entry.content.pieces) > 1 or entry.size > PACK_BYTES:
             self._add_large(entry)
         else:
@@ -126,7 +128,7 @@ class _Work:
         while self._windows:
             self._collect()
         for link in self._links:
-            self._target.link(link)
+            self._target.link(*link)
         self._target.finish()
         return CheckedOut(self._num_files, self._size_bytes, self._kept)
 

@@ -9,6 +9,7 @@ while a thread of Python waits for that the others get in its way. So a checkout
 gets bytes that were checked, in memory that both see, and open folders; it never sees a path, a key or a ticket.
 """
 
+import errno
 import mmap
 import os
 import signal
@@ -23,6 +24,8 @@ SLOT_BYTES, SLOTS = 1 << 20, 6
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMELESS = os.O_WRONLY | getattr(os, "O_TMPFILE", os.O_DIRECTORY) | os.O_CLOEXEC
 """Where there are no such files, what opens nothing."""
+REPLACE = 1 << 15
+"""Beside the mode: what has the name is ours, and replaced. Otherwise it is somebody's, and stays."""
 STAMP = struct.Struct("<QqqQI")
 """As snapshot/scan.py stamps a file."""
 ORDER = struct.Struct("<HHIIB")
@@ -36,19 +39,35 @@ def write_file(inbox: int, new: bytes, there: tuple[int, bytes], mode: int, data
     """Write a file under no name, or under one of the inbox, then put it in its place; what it is now."""
     try:
         return _write_nameless((inbox, new), there, mode, data)
+    except FileExistsError:
+        raise
     except OSError:  # there are no such files here; or what is wrong is wrong with any, and told by the other way
         return _write_named((inbox, new), there, mode, data)
 
 
-def put_in_place(inbox: int, new: bytes, there: tuple[int, bytes]) -> os.stat_result:
+def put_in_place(inbox: int, new: bytes, there: tuple[int, bytes], mode: int) -> os.stat_result:
     """Give a whole file of the inbox its folder and its name; what it is now."""
     folder, name = there
     try:
-        os.rename(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
+        if mode & REPLACE or not _linked(inbox, new, there):
+            os.rename(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
     except OSError:
         os.unlink(new, dir_fd=inbox)
         raise
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def _linked(inbox: int, new: bytes, there: tuple[int, bytes]) -> bool:
+    """Name it where nothing has that name, which a rename would take away; False where no file has two names."""
+    folder, name = there
+    try:
+        os.link(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
+    except OSError as error:
+        if isinstance(error, FileExistsError) or os.access(name, os.F_OK, dir_fd=folder, follow_symlinks=False):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
+        return False
+    os.unlink(new, dir_fd=inbox)
+    return True
 
 
 def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
@@ -76,25 +95,28 @@ def _write_nameless(
 ) -> os.stat_result:
     """To name a file once is a third less of the kernel's work than twice, and writers do not meet in the inbox."""
     folder, name = there
-    fd = os.open(b".", _NAMELESS, mode, dir_fd=folder)
+    fd = os.open(b".", _NAMELESS, mode & 0o777, dir_fd=folder)
     try:
         write_at(fd, data, 0)
         whole = b"/proc/self/fd/%d" % fd
         try:
             os.link(whole, name, dst_dir_fd=folder)
             return os.fstat(fd)
-        except FileExistsError:  # ours, to be replaced: only a rename does that in one step
+        except FileExistsError:
+            if not mode & REPLACE:
+                raise
+            # Ours, to be replaced: only a rename does that in one step.
             os.link(whole, spare[1], dst_dir_fd=spare[0])
     finally:
         os.close(fd)
-    return put_in_place(*spare, there)
+    return put_in_place(*spare, there, mode)
 
 
 def _write_named(
     spare: tuple[int, bytes], there: tuple[int, bytes], mode: int, data: bytes | memoryview
 ) -> os.stat_result:
     inbox, new = spare
-    fd = os.open(new, NEW, mode, dir_fd=inbox)  # where the name is taken the file is somebody's, and stays
+    fd = os.open(new, NEW, mode & 0o777, dir_fd=inbox)  # where the name is taken the file is somebody's, and stays
     try:
         write_at(fd, data, 0)
     except OSError:
@@ -102,7 +124,7 @@ def _write_named(
         raise
     finally:
         os.close(fd)
-    return put_in_place(inbox, new, there)
+    return put_in_place(inbox, new, there, mode)
 
 
 def _obey(message: bytes, folders: list[int], inbox: tuple[int, bytes], shared: memoryview) -> bytes:
