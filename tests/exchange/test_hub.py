@@ -121,6 +121,18 @@ def test_a_link_out_of_a_cache_is_refused(tmp_path: Path) -> None:
         open_hub(str(repository)).__enter__()
 
 
+def test_a_folder_that_is_none_of_the_hubs_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    (folder / "README.md").write_text("# Some notes\n")
+    told = refusal(lambda: open_hub(str(folder)).__enter__())
+    assert (isinstance(told, Invalid), "leave hub: out" in told.hint) == (True, True), told
+    (folder / "README.md").write_text(CARD)  # a dataset has a card and files of any kind
+    with open_hub(str(folder)) as source:
+        assert source.tags["hub.license"] == "apache-2.0"
+
+
 def test_a_link_in_a_plain_folder_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "m")
     (folder / "more").symlink_to("/etc/passwd")

@@ -19,6 +19,9 @@ _TOLD = ("license", "datasets", "base_model", "pipeline_tag", "library_name", "l
 _NOT_OURS = (".cache", ".git")
 """What downloading leaves beside the files."""
 _LONGEST = 500
+_PLAIN = "leave hub: out, and it is published as it is"
+_MARKS = ("config.json", "*_config.json", "model_index.json", "*.safetensors", ".cache/huggingface")
+"""What tells a folder of the hub's, where it has no card."""
 
 
 @source("hub")
@@ -52,6 +55,9 @@ def _snapshot(folder: Path, revision: str) -> tuple[Path, str]:
     if not (folder / "snapshots").is_dir():
         if revision:
             raise Invalid(f"{folder} is no cache with revisions", "leave the revision out")
+        readme, marked = folder / "README.md", any(next(folder.glob(mark), None) for mark in _MARKS)
+        if not marked and not (readme.is_file() and _CARD.match(read_document(readme))):
+            raise Invalid(f"{folder} is not of the hub's form: no config, weights or card in README.md", _PLAIN)
         return folder, ""
     commit = revision if _COMMIT.fullmatch(revision) else _referenced(folder, revision or "main")
     if not (folder / "snapshots" / commit).is_dir():
