@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import FalajError, Invalid, NotFound
+from falaj.core.errors import Conflict, FalajError, Invalid, NotFound
 from falaj.exchange.dvc import open_dvc
 from tests.servers import peers
 from tests.servers.process import Missing
@@ -293,6 +293,47 @@ def test_what_goes_out_is_clean_to_dvc(dvc: Dvc, town: Town, tmp_path: Path) -> 
     assert back.num_files == 4
     (project / "data/tx/z.txt").write_text("changed")
     assert "modified" in dvc(project, "status")
+
+
+def test_a_newer_version_goes_where_the_older_went(dvc: Dvc, town: Town, tmp_path: Path) -> None:
+    source, project = tmp_path / "source", tmp_path / "project"
+    source.mkdir()
+    (source / "a").write_text("1")
+    (source / "gone").write_text("1")
+    amal, data = town.as_("amal"), project / "data"
+    first = amal.catalog.publish("dataset:fraud/tx", str(source), label=LABEL).ref
+    (source / "a").write_text("22")
+    (source / "gone").unlink()
+    second = amal.catalog.publish("dataset:fraud/tx", str(source)).ref
+    project.mkdir()
+    dvc(project, "init", "-q", "--no-scm")
+    amal.catalog.export_dvc(first, str(data))
+    assert amal.catalog.export_dvc(second, str(data)).num_files == 1
+    assert files_of(data) == files_of(source)
+    assert "up to date" in dvc(project, "status")
+    shutil.rmtree(data)
+    dvc(project, "checkout", "-q")
+    assert files_of(data) == files_of(source)
+    # A clone has the description and not the files yet; and the older version is still in the cache.
+    shutil.rmtree(data)
+    amal.catalog.export_dvc(first, str(data))
+    assert sorted(files_of(data)) == ["a", "gone"]
+    assert "up to date" in dvc(project, "status")
+    # What others wrote stays: beside ours, over it, and an output of their own.
+    (data / "mine").write_text("of somebody")
+    assert "mine" in refusal(lambda: amal.catalog.export_dvc(second, str(data))).message
+    (data / "mine").unlink()
+    (data / "a").chmod(0o644)
+    (data / "a").write_text("changed")
+    assert isinstance(refusal(lambda: amal.catalog.export_dvc(second, str(data))), Conflict)
+    assert (data / "a").read_text() == "changed"
+    (project / "own").mkdir()
+    (project / "own/x").write_text("x")
+    assert isinstance(refusal(lambda: amal.catalog.export_dvc(second, str(project / "own"))), Conflict)
+    dvc(project, "add", "-q", "own")
+    assert "no export of ours" in refusal(lambda: amal.catalog.export_dvc(second, str(project / "own"))).message
+    assert (project / "own/x").read_text() == "x"
+    assert not list((project / ".dvc/tmp").glob("falaj-*"))
 
 
 def test_no_link_goes_out(dvc: Dvc, town: Town, tmp_path: Path) -> None:

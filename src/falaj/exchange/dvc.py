@@ -18,7 +18,8 @@ from typing import Any
 
 from falaj.catalog.gitfacts import read_code
 from falaj.catalog.sources import Source, source
-from falaj.core.errors import Invalid, NotFound
+from falaj.core.errors import Conflict, Invalid, NotFound
+from falaj.core.ref import Ref
 from falaj.exchange.intake import (
     as_mapping,
     inside,
@@ -35,6 +36,8 @@ _OID = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
 _REMOTE = re.compile(r"""'?remote "(.+)"'?""")
 _PIECE = 1 << 20
 _MOST_TAGS = 32
+_MARK = "falaj"
+"""What an export says of itself where DVC keeps what others say: the version that it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,19 @@ class Project:
             if not isinstance(oid, str) or not _OID.fullmatch(oid) or not isinstance(name, str):
                 raise Invalid(f"{out.path} lists a file without path or MD5", "run `dvc commit` there")
             self._bring(oid, inside(out.path, name), stage)
+
+    def check_own(self, data: Path) -> None:
+        """Conflict unless a folder is not there yet, or all of it is what an earlier export made it."""
+        described = data.with_name(f"{data.name}.dvc")
+        told = read_yaml(read_document(described), described.name) if described.exists() else {}
+        if described.exists() and not (isinstance(told.get("meta"), dict) and _MARK in told["meta"]):
+            raise Conflict(f"{described} is no export of ours", "export into another folder")
+        there = {path.relative_to(data).as_posix(): path for path in data.rglob("*") if not path.is_dir()}
+        outs = self.outs([str(data.relative_to(self._root))]) if there and described.exists() else []
+        known = {str(row.get("relpath")): row.get("md5") for out in outs for row in self._manifest(out)}
+        odd = next((name for name, path in there.items() if not path.is_file() or _md5(path) != known.get(name)), "")
+        if odd or data.is_symlink() or (data.exists() and not data.is_dir()):
+            raise Conflict(f"{data / odd} was not exported as it is", "`dvc commit` keeps it; or move it away")
 
     def _all(self) -> Iterator[Out]:
         for folder, folders, names in os.walk(self._root):
@@ -182,7 +198,7 @@ class Project:
         return (self._root / ".dvc" / Path(text).expanduser()).resolve()
 
 
-def write_out(project: Path, data: Path) -> str:
+def write_out(project: Path, data: Path, ref: Ref) -> str:
     """Make a folder of files that lies in a project an output of it, as `dvc add` would; gives what DVC knows it by."""
     cache = Project(project).cache / "files/md5"
     shutil.rmtree(data / os.fsdecode(RESERVED), ignore_errors=True)  # what a checkout remembers is no data
@@ -197,7 +213,8 @@ def write_out(project: Path, data: Path) -> str:
     oid = _keep(cache, f"{hashlib.md5(listed, usedforsecurity=False).hexdigest()}.dir", listed)
     lines = ["outs:", f"- md5: {oid}", f"  size: {size}", f"  nfiles: {len(rows)}", "  hash: md5"]
     described = data.with_name(f"{data.name}.dvc")
-    described.write_text("\n".join([*lines, f"  path: {json.dumps(data.name)}", ""]), encoding="utf-8")
+    lines += [f"  path: {json.dumps(data.name)}", "meta:", f"  {_MARK}: {ref}", ""]
+    described.write_text("\n".join(lines), encoding="utf-8")
     _ignore(data)
     return oid
 

@@ -16,7 +16,7 @@ from falaj.core.errors import Denied, Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.exchange import hub, lake  # noqa: F401 - what they can open, publish can name
-from falaj.exchange.dvc import open_dvc, project_of, write_out
+from falaj.exchange.dvc import Project, open_dvc, project_of, write_out
 from falaj.exchange.intake import read_document, staging
 from falaj.snapshot.checkout import checkout
 
@@ -72,17 +72,19 @@ def import_dvc(
 def export_dvc(
     here: Here,
     name: Annotated[Ref, "which version; the newest when none is given"],
-    to: Annotated[str, "the folder to write, inside a DVC project; not there yet"],
+    to: Annotated[str, "the folder to write, inside a DVC project: a new one, or that of an earlier export"],
 ) -> Carried:
     """Write a version into a DVC project as an output of it, with its `.dvc` file and its bytes in DVC's cache.
 
-    The same as `dvc add` would leave: `dvc status` is clean, and `dvc push` sends it on.
+    The same as `dvc add` would leave: `dvc status` is clean, and `dvc push` sends it on. An earlier export is replaced
+    where nobody changed anything in it; what others added is refused.
 
     Example:
         falaj catalog export-dvc dataset:fraud/tx@v3 ./project/data/tx
     """
     data = Path(to).expanduser().absolute()
     project = project_of(data.parent)
+    Project(project).check_own(data)
     opened, snapshot = open_version(here, name)
     for entry in snapshot.entries():
         if entry.kind == "link":
@@ -90,8 +92,15 @@ def export_dvc(
         if (path := entry.path.decode("utf-8", "backslashreplace")).encode() != entry.path:
             raise Invalid(f"{path[:200]!r} is no UTF-8, and DVC keeps no such names", "rename it, publish", opened.ref)
     with here.progress.task(f"writing {opened.ref}", opened.tree.size_bytes) as task:
-        out = checkout(snapshot, data, advance=task.advance)
-    return Carried(opened.ref, str(data), write_out(project, data), out.num_files, out.size_bytes)
+        # Beside it, so that it is replaced whole; what was there before is in DVC's cache.
+        (tmp := project / ".dvc/tmp").mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="falaj-", dir=tmp) as folder:
+            out = checkout(snapshot, Path(folder, "new"), advance=task.advance)
+            data.parent.mkdir(parents=True, exist_ok=True)
+            if data.exists():
+                data.rename(Path(folder, "old"))
+            Path(folder, "new").rename(data)
+    return Carried(opened.ref, str(data), write_out(project, data, opened.ref), out.num_files, out.size_bytes)
 
 
 @errand
