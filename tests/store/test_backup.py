@@ -3,13 +3,16 @@
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from falaj.backends import postgres
 from falaj.backends.postgres import PostgresStore
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import Actor, Context
@@ -117,6 +120,26 @@ def test_a_backup_under_load_is_one_moment(fresh: Open, tmp_path: Path) -> None:
         assert report.rows["records"] == report.rows["events"]
     restore(new, str(tmp_path / "2.zip"))
     assert len(new.tail(limit=10_000)) == reports[2].rows["events"]
+
+
+def test_a_backup_waits_for_who_began_before_the_end_of_the_log(
+    new_postgres: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their events come before some that are there already: the backup would not be the beginning of the log."""
+    url, other = new_postgres(), new_postgres()
+    with (
+        closing(Ledger(PostgresStore(url, {"connections": 4}))) as ledger,
+        psycopg.connect(url) as late,
+        psycopg.connect(other) as elsewhere,
+    ):
+        for connection in (late, elsewhere):
+            connection.execute("SELECT pg_current_xact_id()")
+        fill(ledger, 3)
+        monkeypatch.setattr(postgres, "_LOCK_TRIES", 3)
+        with pytest.raises(Unavailable, match="final"):
+            backup(ledger, tmp_path / "early")
+        late.commit()
+        assert backup(ledger, tmp_path / "whole").rows["events"] == 3, "another database kept it waiting"
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])

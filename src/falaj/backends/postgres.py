@@ -33,7 +33,7 @@ from falaj.backends.postgres_tell import Teller
 from falaj.backends.postgres_txn import Glance, PostgresTxn, clear_errors, marks
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Conflict, Stale
+from falaj.core.errors import Conflict, Stale, Unavailable
 from falaj.core.ports import TABLES, EventRow, Key, Standing, Txn
 
 _DIALECT = {
@@ -68,6 +68,11 @@ _LOG_STEPS = (
 # Nothing that this cluster wrote can be seen with an id that it has not yet given out.
 _FOREIGN = f"""SELECT 1 FROM events
     WHERE epoch = {EPOCH} AND xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint LIMIT 1"""  # noqa: S608 # nosec B608
+# What is told by one who began before some of it was told, and has not ended; in other databases nobody tells anything.
+_UNSETTLED = f"""SELECT 1 FROM events WHERE epoch = {EPOCH} AND xid >= (
+    SELECT min(begun::text::bigint) FROM pg_snapshot_xip(pg_current_snapshot()) AS begun WHERE NOT EXISTS (
+        SELECT FROM pg_stat_activity WHERE backend_xid = begun::xid AND datname <> current_database())
+    ) LIMIT 1"""  # noqa: S608 # nosec B608
 _DUMP = {
     "records": sql.dump("records", "tenant, kind, project, name, version"),
     "events": sql.dump("events", "epoch, xid, seq"),
@@ -248,13 +253,23 @@ class PostgresStore:
 
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row of every table, from one snapshot; writers go on meanwhile."""
-        txn = self.alone(write=False)
+        txn = self._settled()
         try:
             for table, text in _DUMP.items():
                 for row in txn.stream(table, text):
                     yield table, row
         finally:
             txn.rollback()
+
+    def _settled(self) -> PostgresTxn:
+        """A snapshot whose log is final: who began earlier and has not ended would put events before some of it."""
+        for _ in range(_LOCK_TRIES):
+            txn = self.alone(write=False)
+            if not txn.run(_UNSETTLED):
+                return txn
+            txn.rollback()
+            time.sleep(_LOCK_S)
+        raise Unavailable("the log does not become final", "end the open transaction in pg_stat_activity, and repeat")
 
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Take a dump into an empty store, all or nothing; what follows it in the log is a new epoch."""
