@@ -70,13 +70,7 @@ def partitions_of(joined: Joined) -> int:
 
 
 def part_of(
-    labels: pa.Table,
-    moment: str,
-    joined: Joined,
-    partition: int,
-    *,
-    known_at: str | int | None = None,
-    zone: str = "",
+    labels: pa.Table, moment: str, joined: Joined, partition: int, *, known_at: str | int | None = None, zone: str = ""
 ) -> pa.Table:
     """The piece of a training set that one partition of a view gives: row numbers, a status, features.
 
@@ -157,11 +151,7 @@ def _beside(labels: pa.Table, laid: Sequence[tuple[Columns, Columns]]) -> pa.Tab
 
 
 def _pieces(
-    labels: pa.Table,
-    moment: str,
-    joined: Joined,
-    when: tuple[str | int | None, str],
-    only: int | None = None,
+    labels: pa.Table, moment: str, joined: Joined, when: tuple[str | int | None, str], only: int | None = None
 ) -> Iterator[pa.Table]:
     """What each partition (or only one) gives to the labels whose keys lie in it."""
     plan, rows = joined.plan, joined.rows

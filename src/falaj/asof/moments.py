@@ -27,15 +27,7 @@ _MICRO = timedelta(microseconds=1)
 _DAY_US = 86_400_000_000
 _FIRST_DAY, _LAST_DAY = -719_161, 2_932_894
 """Days that a clock can be asked about on either side: the years 1 to 9999."""
-_UNITS_US = {
-    "w": 7 * _DAY_US,
-    "d": _DAY_US,
-    "h": 3_600_000_000,
-    "m": 60_000_000,
-    "s": 1_000_000,
-    "ms": 1_000,
-    "us": 1,
-}
+_UNITS_US = {"w": 7 * _DAY_US, "d": _DAY_US, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 _SPAN = re.compile(r"(\d{1,18})\s*(ms|us|w|d|h|m|s)\s*")
 _PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": -1_000}
 

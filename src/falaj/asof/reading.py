@@ -71,13 +71,7 @@ def _beside(*names: str) -> tuple[str, ...]:
 class Reader:
     """A service ready to be read. `functions` are those of its computed values that the caller may run, by digest."""
 
-    def __init__(
-        self,
-        plan: ServicePlan,
-        online: Online,
-        *,
-        functions: Mapping[str, Function] | None = None,
-    ) -> None:
+    def __init__(self, plan: ServicePlan, online: Online, *, functions: Mapping[str, Function] | None = None) -> None:
         self.plan = plan
         self._online, self._functions = online, functions or {}
         self._groups = list(dict.fromkeys(view.keys for view in plan.views))

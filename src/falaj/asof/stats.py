@@ -11,18 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from falaj.asof.sketch import (
-    NOTHING,
-    Exact,
-    Floats,
-    Histogram,
-    histogram,
-    joined,
-    mean_and_std,
-    plus,
-    quantile,
-    totals,
-)
+from falaj.asof.sketch import NOTHING, Exact, Floats, Histogram, histogram, joined, mean_and_std, plus, quantile, totals
 from falaj.core.data import dataclass
 from falaj.core.errors import Corrupt, Invalid
 

@@ -25,13 +25,7 @@ class Rows(NamedTuple):
 
 
 def build(
-    run_starts: Ints,
-    event: Ints,
-    created: Ints,
-    seq: Ints,
-    columns: Columns,
-    windows: Sequence[Window],
-    now_us: int,
+    run_starts: Ints, event: Ints, created: Ints, seq: Ints, columns: Columns, windows: Sequence[Window], now_us: int
 ) -> list[bytes]:
     """The bytes of each key's state as of now: `merge` brings them together with what is there, `pack` is the same."""
     shape = shape_of(tuple(windows))

@@ -44,18 +44,7 @@ from falaj.asof.tilestate import (
 from falaj.asof.windows import edge_us
 from falaj.core.errors import Invalid
 
-__all__ = [
-    "State",
-    "answer",
-    "build",
-    "merge",
-    "newest",
-    "pack",
-    "shape_of",
-    "standing",
-    "trim",
-    "unpack",
-]
+__all__ = ["State", "answer", "build", "merge", "newest", "pack", "shape_of", "standing", "trim", "unpack"]
 
 _LEAST, _MOST, _LOW = -(1 << 63), (1 << 63) - 1, (1 << 32) - 1
 _KINDS = {"float32": FLOATS, "float64": FLOATS, "string": TEXTS, "bytes": TEXTS}

@@ -7,16 +7,7 @@ from typing import Annotated
 
 from falaj.catalog.records import Version
 from falaj.catalog.shelf import Shelf, as_version, check_kind, sight
-from falaj.catalog.statements import (
-    HIDDEN,
-    Deed,
-    Origin,
-    Provenance,
-    as_cyclonedx,
-    as_json,
-    as_slsa,
-    as_text,
-)
+from falaj.catalog.statements import HIDDEN, Deed, Origin, Provenance, as_cyclonedx, as_json, as_slsa, as_text
 from falaj.catalog.wishes import DONE, LAPSED, REFUSED
 from falaj.core.context import Context
 from falaj.core.errors import FalajError, Invalid

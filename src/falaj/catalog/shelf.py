@@ -265,12 +265,7 @@ def tree_of(record: Record) -> Tree:
     body = record.body
     tree: Tree = from_plain(
         Tree,
-        {
-            "root": body["root"],
-            "num_files": body["num_files"],
-            "size_bytes": body["size"],
-            "batches": body["batches"],
-        },
+        {"root": body["root"], "num_files": body["num_files"], "size_bytes": body["size"], "batches": body["batches"]},
     )
     return tree
 

@@ -55,10 +55,7 @@ def census(here: Here) -> Census:
 
 
 @errand
-def review(
-    here: Here,
-    all_: Annotated[bool, "those, too, that nobody needs to look at"] = True,
-) -> tuple[Access, ...]:
+def review(here: Here, all_: Annotated[bool, "those, too, that nobody needs to look at"] = True) -> tuple[Access, ...]:
     """Show who has what: roles, when last used, roles never used, living tokens, and the newest answer.
 
     Answer for each with `falaj audit answer`; nobody answers for themselves.

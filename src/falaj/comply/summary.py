@@ -46,11 +46,7 @@ def said(reason: str, language: str) -> str:
 
 
 def markdown(
-    language: str,
-    asked: ControlMap,
-    facts: Mapping[str, str],
-    controls: Sequence[Judged],
-    unverified: Sequence[str],
+    language: str, asked: ControlMap, facts: Mapping[str, str], controls: Sequence[Judged], unverified: Sequence[str]
 ) -> str:
     """One language as markdown."""
     words = words_of(language)

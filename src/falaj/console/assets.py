@@ -10,11 +10,7 @@ from pathlib import Path
 from falaj.console.page import ROOT
 
 FOLDER = Path(__file__).with_name("static")
-KINDS = {
-    ".css": b"text/css; charset=utf-8",
-    ".js": b"text/javascript; charset=utf-8",
-    ".svg": b"image/svg+xml",
-}
+KINDS = {".css": b"text/css; charset=utf-8", ".js": b"text/javascript; charset=utf-8", ".svg": b"image/svg+xml"}
 
 
 @cache

@@ -270,10 +270,6 @@ def _broken(stage: Stage, amal: Any) -> str:
 
 CHAPTERS = [
     Chapter("A flow", "A Python file of steps, each a job or a verb; killed anywhere, it goes on.", pipeline),
-    Chapter(
-        "The world changes",
-        "Found where it is served, at bounded cost; answered once, in the open.",
-        drift,
-    ),
+    Chapter("The world changes", "Found where it is served, at bounded cost; answered once, in the open.", drift),
     Chapter("A broken model", "What breaks goes back at once; statistics are for what may wait.", breakage),
 ]

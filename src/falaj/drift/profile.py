@@ -14,16 +14,7 @@ from falaj.drift.axes import axes_of, common, even
 from falaj.drift.bounds import faults
 from falaj.drift.cutting import Array, spread
 from falaj.drift.mixture import prepared
-from falaj.drift.records import (
-    INPUT,
-    LABEL,
-    MOST_SEGMENTS,
-    NUMBER,
-    PREDICTION,
-    Axis,
-    Profile,
-    Quality,
-)
+from falaj.drift.records import INPUT, LABEL, MOST_SEGMENTS, NUMBER, PREDICTION, Axis, Profile, Quality
 from falaj.drift.tally import Tally, as_numbers
 
 MOST_BYTES = 24 << 20

@@ -250,13 +250,7 @@ class Guard:
         return self._authorizer.cells(ctx.actor, action, cells, self._known(ctx, None, placed=True))
 
     def _inside(
-        self,
-        action: str,
-        verb: Verb,
-        ctx: Context,
-        subject: Ref,
-        run: Callable[[], Any],
-        arguments: Mapping[str, Any],
+        self, action: str, verb: Verb, ctx: Context, subject: Ref, run: Callable[[], Any], arguments: Mapping[str, Any]
     ) -> Any:
         """One verb, one transaction; a repeat of a named request gives the first outcome."""
         fingerprint = ""

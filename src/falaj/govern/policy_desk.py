@@ -87,10 +87,7 @@ class Policy:
 
     @verb(group="govern")
     def add(
-        self,
-        ctx: Context,
-        name: Annotated[str, "a short name"],
-        text: Annotated[str, "one Cedar policy that forbids"],
+        self, ctx: Context, name: Annotated[str, "a short name"], text: Annotated[str, "one Cedar policy that forbids"]
     ) -> PolicyText:
         """Forbid something more in your tenant. A policy of a tenant can only narrow what is allowed.
 
@@ -153,9 +150,7 @@ class Policy:
 
     @verb()
     def may(
-        self,
-        ctx: Context,
-        asked: Annotated[tuple[str, ...], "actions, each with its thing after a blank"],
+        self, ctx: Context, asked: Annotated[tuple[str, ...], "actions, each with its thing after a blank"]
     ) -> tuple[Explanation, ...]:
         """Whether you may do each of several things, in one answer: for whoever draws buttons.
 

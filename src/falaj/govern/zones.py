@@ -21,17 +21,7 @@ from falaj.govern.copies import Copies
 from falaj.govern.grants import checked, digest, moment, number, outside_of
 from falaj.govern.manifest import checked_zone, described
 from falaj.govern.place import place
-from falaj.govern.records import (
-    Approval,
-    Declassification,
-    Grant,
-    GrantState,
-    Move,
-    Places,
-    Regime,
-    Verdict,
-    Zone,
-)
+from falaj.govern.records import Approval, Declassification, Grant, GrantState, Move, Places, Regime, Verdict, Zone
 from falaj.govern.regimes import JURISDICTION, canonical
 from falaj.plugins import registered
 from falaj.store.codec import from_plain, to_plain

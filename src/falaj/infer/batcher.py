@@ -62,12 +62,7 @@ class Batcher:
     """The queue of one version of one model, and who runs it. All methods are called on the loop's thread."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        curve: Curve,
-        loop: AbstractEventLoop,
-        deliver: Callable[[Ran], Any],
-        options: Options,
+        self, runtime: Runtime, curve: Curve, loop: AbstractEventLoop, deliver: Callable[[Ran], Any], options: Options
     ) -> None:
         self.runtime, self.curve = runtime, curve
         self.took_s = 0.0

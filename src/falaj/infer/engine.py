@@ -28,11 +28,7 @@ class Engine:
     """The models of a server, and whoever asks them."""
 
     def __init__(
-        self,
-        config: Config | None = None,
-        load: Load | None = None,
-        *,
-        on_hung: Callable[[Session], Any] | None = None,
+        self, config: Config | None = None, load: Load | None = None, *, on_hung: Callable[[Session], Any] | None = None
     ) -> None:
         self.settings = config or Config()
         self.draining = self.closed = False

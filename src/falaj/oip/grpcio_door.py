@@ -30,14 +30,7 @@ class GrpcioServer:
 
 
 async def serve_grpcio(
-    door: GrpcDoor,
-    host: str,
-    port: int,
-    *,
-    ssl: Any = None,
-    body_bytes: int = 64 << 20,
-    cert: str = "",
-    key: str = "",
+    door: GrpcDoor, host: str, port: int, *, ssl: Any = None, body_bytes: int = 64 << 20, cert: str = "", key: str = ""
 ) -> GrpcioServer:
     """Listen for gRPC with grpcio. It reads certificates itself, so TLS takes the files and not a context."""
     if ssl is not None and not cert:

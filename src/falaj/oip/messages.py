@@ -33,8 +33,7 @@ READY = message("1 ready bool")
 NAMED = message("1 name string, 2 version string")
 SERVER_METADATA = message("1 name string, 2 version string, 3 extensions string*")
 MODEL_METADATA = message(
-    "1 name string, 2 versions string*, 3 platform string, 4 inputs Tensor*, 5 outputs Tensor*",
-    Tensor=message(_TENSOR),
+    "1 name string, 2 versions string*, 3 platform string, 4 inputs Tensor*, 5 outputs Tensor*", Tensor=message(_TENSOR)
 )
 
 REPOSITORY_PARAMETER = message(

@@ -101,10 +101,7 @@ class Breaches(Shelf):
 
     @verb(reads=("breach",), group="write")
     def settle(
-        self,
-        ctx: Context,
-        breach: Annotated[Ref, "which breach"],
-        measures: Annotated[str, "what was done about it"],
+        self, ctx: Context, breach: Annotated[Ref, "which breach"], measures: Annotated[str, "what was done about it"]
     ) -> Breach:
         """Close a breach. Refused while a regime that sets a deadline was not told.
 

@@ -85,9 +85,7 @@ def plot(
 
 @errand
 def sparks(
-    here: Here,
-    run: Annotated[Ref, "which run"],
-    most: Annotated[int, "how many metrics at most"] = 50,
+    here: Here, run: Annotated[Ref, "which run"], most: Annotated[int, "how many metrics at most"] = 50
 ) -> tuple[Spark, ...]:
     """Show every metric of a run in one line each: its curve, its newest, lowest and highest value.
 

@@ -67,10 +67,6 @@ class Notebook:
         """(id, step) of each model that a run logged."""
         return tuple((name, step) for name, step in self._run(tx, run).body.get("outputs", ()))
 
-    def set_made(self, tx: Writer, run: Ref, made: Mapping[str, int]) -> Record:
-        """Write what a run logged, in the transaction of whoever says so."""
-        return self._save_run(tx, self._live_run(tx, run), {"outputs": [[name, step] for name, step in made.items()]})
-
     def placed(self, tenant: str, kind: str, id_: str) -> Ref | None:
         """Runs, experiments and what runs made never move, so where one stands is looked up once."""
         name = (tenant, kind, id_)

@@ -121,7 +121,4 @@ def _trial(view: View, one: TrialView, names: list[str], *, best: bool) -> parts
     )  # fmt: skip
 
 
-ROUTES = (
-    Route("sweeps", sweeps, walk=("sweeps",)),
-    Route("sweeps/<ref>", sweep, walk=("sweeps/sweep:fraud/rates",)),
-)
+ROUTES = (Route("sweeps", sweeps, walk=("sweeps",)), Route("sweeps/<ref>", sweep, walk=("sweeps/sweep:fraud/rates",)))
