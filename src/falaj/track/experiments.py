@@ -17,7 +17,6 @@ from falaj.track.where import EXPERIMENTS, arrange, read_order, read_where, sele
 
 STATES = ("active", "deleted", "all")
 MOST_PAGE = 50_000
-_AT_ONCE = 500
 
 
 class Experiments(Notebook):
@@ -153,22 +152,18 @@ class Experiments(Notebook):
                 old = self._experiment(tx, name)
                 body = {**old.body, "state": state}
                 record = tx.put(name.bare, body, rev=old.rev, terms=_terms(body))
+                self._turn_runs(tx, record, state)
             else:
                 record = self._save_run(tx, self._run(tx, name), {"state": state, ALONG: False})
             tx.emit("track.delete" if state == "deleted" else "track.restore", record.ref)
-        # Page by page, since there may be very many; where that is broken off, the same call again goes on.
-        while name.kind == "experiment" and self._ledger.retry(ctx, lambda tx: self._turn_runs(tx, record, state)):
-            pass
         return name.bare
 
-    def _turn_runs(self, tx: Writer, experiment: Record, state: str) -> int:
-        """Some runs go with their experiment, or come back with it; those that were deleted before it stay deleted."""
+    def _turn_runs(self, tx: Writer, experiment: Record, state: str) -> None:
+        """Runs go with their experiment, and come back with it; those that were deleted before it stay deleted."""
         old = {"state": "deleted", ALONG: "yes"} if state == "active" else {"state": "active"}
-        runs = tx.find("run", terms={"experiment": experiment.body["id"], **old}, limit=_AT_ONCE).records
-        for run in runs:
+        for run in list(find_all(tx, "run", terms={"experiment": experiment.body["id"], **old})):
             turned = self._save_run(tx, run, {"state": state, ALONG: state == "deleted"})
             tx.emit("track.delete" if state == "deleted" else "track.restore", turned.ref)
-        return len(runs)
 
     def _free_title(self, tx: Writer, title: str) -> str:
         check_title(title)
