@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 import falaj.console
+from falaj.catalog.naming import LAPSED, UNRATIFIED
 from falaj.console.words import FOLDER, LANGUAGES, Message, messages, plural
 from falaj.core.errors import FalajError
 
@@ -220,3 +221,9 @@ def test_what_rooms_say_by_a_word_has_a_word_in_every_language() -> None:
 )  # fmt: skip
 def test_arabic_numbers_choose_their_form(n: float, form: str) -> None:
     assert plural("ar", n) == form
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_came_of_an_emergency_has_words(language: str) -> None:
+    for how in (UNRATIFIED, LAPSED, "emergency, ratified"):
+        assert f"catalog.done_by.{how}" in messages(language), how

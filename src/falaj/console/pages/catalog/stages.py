@@ -55,8 +55,9 @@ def _table(view: View, history: tuple[Binding, ...]) -> Html:
     newest = sorted(history, key=lambda one: one.since, reverse=True)[:_SHOWN]
     rows = [
         Row((marks(view, one.ref, (one.alias,)), parts.ref(view, one.ref, short=True), view.when(one.since),
-             view.when(one.until) if one.until else t("catalog.until_now"), t.of("catalog.done_by", one.how),
-             _who(one.by), _people(view, one), h.span(one.why[:300], dir="auto")))
+             view.when(one.until) if one.until else t("catalog.until_now"),
+             t.of("catalog.done_by", one.how.partition(" by ")[0]), _who(one.by), _people(view, one),
+             h.span(one.why[:300], dir="auto")))
         for one in newest
     ]  # fmt: skip
     heads = (t("catalog.stage_alias"), t("console.version"), t("console.since"), t("console.until"), t("catalog.how"),
