@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -235,12 +236,14 @@ def test_a_folder_that_appears_meanwhile_keeps_what_is_in_it(tmp_path: Path, war
     assert mine.read_bytes() == b"of somebody"
 
 
-@pytest.mark.parametrize("name", ["small", "many pieces", "link"])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [(name, again) for again in (False, True) for name in ("small", "many pieces", "link", "early", "large")],
+)
 def test_a_file_that_appears_meanwhile_is_not_lost(
     tmp_path: Path, warehouse: Warehouse, name: str, again: bool
 ) -> None:
-    """Also in a folder of an earlier checkout, which replaces what is its own, and that alone."""
+    """Also in a folder of an earlier checkout, which replaces what is its own, and nobody wrote to since it looked."""
     folder, out = fill(tmp_path / "f", {b"early": b"1", b"large": noise(2_000_000, 1)}), tmp_path / "out"
     if again:
         checkout(publish(folder, warehouse), out)
@@ -248,13 +251,15 @@ def test_a_file_that_appears_meanwhile_is_not_lost(
     (folder / "link").symlink_to("early")
     tree = publish_folder(folder, warehouse).tree
 
-    def fetch(digest: str, start: int, stop: int | None) -> object:
-        if not (out / name).exists():
+    class Meanwhile(Snapshot):
+        """Between the look at what is there and the first file that is written."""
+
+        def plan(self, digests: Collection[bytes]) -> list[read.Run]:
             (out / name).write_bytes(b"of somebody")
-        return warehouse.fetch(digest, start, stop)
+            return super().plan(digests)
 
     with pytest.raises(Conflict, match="in the way"):
-        checkout(Snapshot(tree, fetch), out)  # type: ignore[arg-type]
+        checkout(Meanwhile(tree, warehouse.fetch), out)
     assert (out / name).read_bytes() == b"of somebody"
     (out / name).unlink()
     checkout(warehouse.open(tree), out)

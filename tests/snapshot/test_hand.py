@@ -21,7 +21,11 @@ class Ground(NamedTuple):
 
     def write(self, name: bytes, data: bytes, mode: int = 0o666, own: bool = True) -> os.stat_result:
         folder, inbox = self.fds
-        return hand.write_file(inbox, b"new-0", (folder, name), mode | (hand.REPLACE if own else 0), data)
+        there = self.folder / os.fsdecode(name)
+        if own and os.path.lexists(there):
+            stamp = hand.stamp_of(there.lstat())
+            return hand.replace_file(inbox, b"new-0", (folder, name), mode, data, stamp)
+        return hand.write_file(inbox, b"new-0", (folder, name), mode, data)
 
     def names(self) -> list[str]:
         return sorted(path.name for each in (self.folder, self.inbox) for path in each.iterdir())
@@ -69,8 +73,14 @@ def test_what_is_not_ours_is_not_replaced(ground: Ground, way: str) -> None:
     for name in (b"f", b"l"):
         with pytest.raises(FileExistsError):
             ground.write(name, b"ours", own=False)
+    # Ours when it was looked at, and somebody wrote to it since.
+    folder, inbox = ground.fds
+    was = hand.stamp_of((ground.folder / "new").lstat())
+    (ground.folder / "new").write_bytes(b"ours, and changed")
+    with pytest.raises(FileExistsError):
+        hand.replace_file(inbox, b"new-0", (folder, b"new"), 0o666, b"later", was)
     assert ((ground.folder / "f").read_bytes(), (ground.folder / "l").is_symlink()) == (b"of somebody", True)
-    assert (ground.names(), (ground.folder / "new").read_bytes()) == (["f", "l", "new"], b"ours")
+    assert (ground.names(), (ground.folder / "new").read_bytes()) == (["f", "l", "new"], b"ours, and changed")
 
 
 def test_a_link_in_its_place_is_replaced_and_not_followed(ground: Ground, tmp_path: Path, way: str) -> None:

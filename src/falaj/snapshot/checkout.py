@@ -71,7 +71,7 @@ def checkout(
         name = error.filename2 or error.filename  # of a rename, where it should have led to
         what = shown(os.fsencode(name)) if isinstance(name, str | bytes) else str(folder)
         if isinstance(error, FileExistsError):
-            raise Conflict(f"{what} is in the way: no checkout wrote it", "move it away, then repeat") from error
+            raise Conflict(f"{what} is in the way: no checkout wrote it as it is", "move it away and repeat") from error
         raise Unavailable(f"{what} cannot be written: {error.strerror}", f"look at {folder}, then repeat") from error
 
 
@@ -91,7 +91,7 @@ class _Work:
         self._advance = advance
         self._wanted: dict[bytes, list[Spot]] = {}
         self._large: list[LargeFile] = []
-        self._links: list[tuple[Entry, bool]] = []
+        self._links: list[tuple[Entry, bytes]] = []
         self._windows: deque[_Window] = deque()
         self._have = 0
         self._num_files = self._size_bytes = self._kept = self._num_small = 0

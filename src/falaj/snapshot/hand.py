@@ -24,8 +24,6 @@ SLOT_BYTES, SLOTS = 1 << 20, 6
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMELESS = os.O_WRONLY | getattr(os, "O_TMPFILE", os.O_DIRECTORY) | os.O_CLOEXEC
 """Where there are no such files, what opens nothing."""
-REPLACE = 1 << 15
-"""Beside the mode: what has the name is ours, and replaced. Otherwise it is somebody's, and stays."""
 STAMP = struct.Struct("<QqqQI")
 """As snapshot/scan.py stamps a file."""
 ORDER = struct.Struct("<HHIIB")
@@ -36,20 +34,22 @@ _MESSAGE_BYTES = BATCH_FILES * (ORDER.size + 255)
 
 
 def write_file(inbox: int, new: bytes, there: tuple[int, bytes], mode: int, data: bytes | memoryview) -> os.stat_result:
-    """Write a file under no name, or under one of the inbox, then put it in its place; what it is now."""
+    """Write a new file under no name, or under one of the inbox, then put it in its place; what it is now."""
     try:
-        return _write_nameless((inbox, new), there, mode, data)
+        return _write_nameless(there, mode, data)
     except FileExistsError:
         raise
     except OSError:  # there are no such files here; or what is wrong is wrong with any, and told by the other way
-        return _write_named((inbox, new), there, mode, data)
+        return replace_file(inbox, new, there, mode, data, b"")
 
 
-def put_in_place(inbox: int, new: bytes, there: tuple[int, bytes], mode: int) -> os.stat_result:
-    """Give a whole file of the inbox its folder and its name; what it is now."""
+def put_in_place(inbox: int, new: bytes, there: tuple[int, bytes], own: bytes) -> os.stat_result:
+    """Give a whole file of the inbox its folder and its name; what it is now. FileExistsError where something has that
+    name: but for what is ours and has the stamp `own` still, which is replaced."""
     folder, name = there
     try:
-        if mode & REPLACE or not _linked(inbox, new, there):
+        if own or not _linked(inbox, new, there):
+            _check_own(there, own)
             os.rename(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
     except OSError:
         os.unlink(new, dir_fd=inbox)
@@ -57,17 +57,9 @@ def put_in_place(inbox: int, new: bytes, there: tuple[int, bytes], mode: int) ->
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
-def _linked(inbox: int, new: bytes, there: tuple[int, bytes]) -> bool:
-    """Name it where nothing has that name, which a rename would take away; False where no file has two names."""
-    folder, name = there
-    try:
-        os.link(new, name, src_dir_fd=inbox, dst_dir_fd=folder)
-    except OSError as error:
-        if isinstance(error, FileExistsError) or os.access(name, os.F_OK, dir_fd=folder, follow_symlinks=False):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
-        return False
-    os.unlink(new, dir_fd=inbox)
-    return True
+def stamp_of(found: os.stat_result) -> bytes:
+    """What tells a file that somebody wrote since."""
+    return STAMP.pack(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode)
 
 
 def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
@@ -90,33 +82,44 @@ def serve(line: socket.socket, inbox: tuple[int, bytes], shared: memoryview) -> 
                 os.close(folder)
 
 
-def _write_nameless(
-    spare: tuple[int, bytes], there: tuple[int, bytes], mode: int, data: bytes | memoryview
-) -> os.stat_result:
+def _linked(inbox: int, new: bytes, there: tuple[int, bytes]) -> bool:
+    """Name it where nothing has that name, which a rename would take away; False where no file has two names."""
+    try:
+        os.link(new, there[1], src_dir_fd=inbox, dst_dir_fd=there[0])
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    os.unlink(new, dir_fd=inbox)
+    return True
+
+
+def _check_own(there: tuple[int, bytes], own: bytes) -> None:
+    try:
+        now = stamp_of(os.stat(there[1], dir_fd=there[0], follow_symlinks=False))
+    except FileNotFoundError:
+        return
+    if now != own:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), there[1])
+
+
+def _write_nameless(there: tuple[int, bytes], mode: int, data: bytes | memoryview) -> os.stat_result:
     """To name a file once is a third less of the kernel's work than twice, and writers do not meet in the inbox."""
     folder, name = there
-    fd = os.open(b".", _NAMELESS, mode & 0o777, dir_fd=folder)
+    fd = os.open(b".", _NAMELESS, mode, dir_fd=folder)
     try:
         write_at(fd, data, 0)
-        whole = b"/proc/self/fd/%d" % fd
-        try:
-            os.link(whole, name, dst_dir_fd=folder)
-            return os.fstat(fd)
-        except FileExistsError:
-            if not mode & REPLACE:
-                raise
-            # Ours, to be replaced: only a rename does that in one step.
-            os.link(whole, spare[1], dst_dir_fd=spare[0])
+        os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=folder)
+        return os.fstat(fd)
     finally:
         os.close(fd)
-    return put_in_place(*spare, there, mode)
 
 
-def _write_named(
-    spare: tuple[int, bytes], there: tuple[int, bytes], mode: int, data: bytes | memoryview
+def replace_file(
+    inbox: int, new: bytes, there: tuple[int, bytes], mode: int, data: bytes | memoryview, own: bytes
 ) -> os.stat_result:
-    inbox, new = spare
-    fd = os.open(new, NEW, mode & 0o777, dir_fd=inbox)  # where the name is taken the file is somebody's, and stays
+    """Write a file under a name of the inbox, then put it in its place."""
+    fd = os.open(new, NEW, mode, dir_fd=inbox)  # where the name is taken the file is somebody's, and stays
     try:
         write_at(fd, data, 0)
     except OSError:
@@ -124,7 +127,7 @@ def _write_named(
         raise
     finally:
         os.close(fd)
-    return put_in_place(inbox, new, there, mode)
+    return put_in_place(inbox, new, there, own)
 
 
 def _obey(message: bytes, folders: list[int], inbox: tuple[int, bytes], shared: memoryview) -> bytes:
@@ -135,7 +138,7 @@ def _obey(message: bytes, folders: list[int], inbox: tuple[int, bytes], shared: 
             at += ORDER.size + length
             there = (folders[folder], message[at - length : at])
             now = write_file(*inbox, there, mode, shared[begin:end])
-            stamps.append(STAMP.pack(now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino, now.st_mode))
+            stamps.append(stamp_of(now))
     except OSError as error:
         return FAILED.pack(error.errno or 0, len(stamps))
     return b"".join(stamps)

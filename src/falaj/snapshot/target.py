@@ -47,8 +47,8 @@ class Target:
         self._folders: dict[bytes, int] = {}
         self.opened: set[int] = set()
         self._count = itertools.count()
-        self.own = False
-        """Whether the entry that was asked about last is there as an earlier checkout wrote it, to be replaced."""
+        self.own = b""
+        """The stamp of the entry that was asked about last, where an earlier checkout wrote it and it is replaced."""
         try:
             names = _names(self._top)
             self._fresh = names in ([], [RESERVED])
@@ -91,7 +91,7 @@ class Target:
         """Whether an entry is there already; Conflict when something else is that no checkout wrote."""
         if self._names is not None:
             self._names.claim(entry.path)
-        self.own = False
+        self.own = b""
         if self._fresh:
             return False
         folder, name = self.folder_of(entry.path)
@@ -105,7 +105,7 @@ class Target:
         if known is None and not same:
             raise Conflict(f"{shown(entry.path)} is in the way: no checkout wrote it as it is", "move it away")
         if not same or (entry.kind == "file" and bool(found.st_mode & stat.S_IXUSR) != entry.executable):
-            self.own = True
+            self.own = stamp_of(found)
             return False
         if known is None:
             self.record((entry.path, stamp_of(found), _digest(entry)))
@@ -119,12 +119,12 @@ class Target:
         """A file that is written piece by piece."""
         return LargeFile(self, entry)
 
-    def link(self, entry: Entry, own: bool) -> None:
-        """Make a link; in the place of our own."""
+    def link(self, entry: Entry, own: bytes) -> None:
+        """Make a link."""
         folder, name = self.folder_of(entry.path)
         try:
             with contextlib.suppress(FileNotFoundError):
-                if own:
+                if own and own == stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False)):
                     os.unlink(name, dir_fd=folder)
         except OSError:
             raise Conflict(f"{shown(entry.path)} is a link and a folder at once", "publish the tree again") from None
@@ -219,25 +219,26 @@ class Target:
 class SmallFile:
     """A file of one chunk."""
 
-    __slots__ = ("_entry", "_folder", "_mode", "_name", "_target")
+    __slots__ = ("_entry", "_folder", "_name", "_own", "_target")
 
     def __init__(self, target: Target, entry: Entry, folder: int, name: bytes) -> None:
         self._target = target
         self._entry = entry
         self._folder = folder
         self._name = name
-        self._mode = _mode(entry, target)
+        self._own = target.own
 
     def write(self, data: bytes | memoryview) -> Record:
         """Write it, and put it in its place."""
-        new, there = self._target.new_name(), (self._folder, self._name)
-        return _record(self._entry, stamp_of(hand.write_file(self._target.inbox, new, there, self._mode, data)))
+        order = (self._target.inbox, self._target.new_name(), (self._folder, self._name), _mode(self._entry), data)
+        now = hand.replace_file(*order, self._own) if self._own else hand.write_file(*order)
+        return _record(self._entry, stamp_of(now))
 
     def order(self, data: memoryview) -> Order | None:
         """What another process needs to know to write it; None when it cannot."""
-        if len(data) > hand.SLOT_BYTES or len(self._name) > _NAME_BYTES:
+        if self._own or len(data) > hand.SLOT_BYTES or len(self._name) > _NAME_BYTES:
             return None
-        return Order(self._folder, self._name, self._mode, data)
+        return Order(self._folder, self._name, _mode(self._entry), data)
 
     def written(self, stamp: bytes) -> Record:
         """Another process wrote it, and it has this stamp."""
@@ -249,10 +250,9 @@ class LargeFile:
 
     def __init__(self, target: Target, entry: Entry) -> None:
         self.complete = False
-        self._entry = entry
+        self._entry, self._own = entry, target.own
         self._new = target.new_name()
-        self._mode = _mode(entry, target)
-        self._fd = os.open(self._new, hand.NEW, self._mode & 0o777, dir_fd=target.inbox)
+        self._fd = os.open(self._new, hand.NEW, _mode(entry), dir_fd=target.inbox)
         target.opened.add(self._fd)
         os.ftruncate(self._fd, entry.size)
         self._last, self._since, self._until = b"", 0, 0
@@ -278,7 +278,7 @@ class LargeFile:
     def finish(self, target: Target) -> Record:
         """Put it in its place."""
         target.close(self._fd)
-        now = hand.put_in_place(target.inbox, self._new, target.folder_of(self._entry.path), self._mode)
+        now = hand.put_in_place(target.inbox, self._new, target.folder_of(self._entry.path), self._own)
         return _record(self._entry, stamp_of(now))
 
 
@@ -340,8 +340,8 @@ def _equals(entry: Entry, snapshot: Snapshot, there: tuple[int, bytes, os.stat_r
         os.close(fd)
 
 
-def _mode(entry: Entry, target: Target) -> int:
-    return (0o777 if entry.executable else 0o666) | (hand.REPLACE if target.own else 0)
+def _mode(entry: Entry) -> int:
+    return 0o777 if entry.executable else 0o666
 
 
 def _record(entry: Entry, stamp: bytes) -> Record:
