@@ -263,7 +263,7 @@ class PostgresStore:
 
     def _settled(self) -> PostgresTxn:
         """A snapshot whose log is final: who began earlier and has not ended would put events before some of it."""
-        for _ in range(_LOCK_TRIES):
+        for _ in range(10 * _LOCK_TRIES):  # under load there is nearly always somebody, but never for long
             txn = self.alone(write=False)
             if not txn.run(_UNSETTLED):
                 return txn
