@@ -196,7 +196,7 @@ def test_what_is_left_of_a_device_that_a_turn_waits_for_is_held_too() -> None:
 
 
 def test_the_briefest_that_a_quota_holds_back_does_not_keep_the_next_from_a_node_that_leaves() -> None:
-    queues = (Queue("root/a"), Queue("root/b", limit={"gpu": 4000}), Queue("root/c"))
+    queues = (Queue("root/a", guarantee={"gpu": 8000}), Queue("root/b", limit={"gpu": 4000}), Queue("root/c"))
     jobs = [
         job("long", "root/a", 8, limit_s=5000),
         *(job(f"{queue}0", f"root/{queue}", 4, limit_s=5000, band=3, submitted=1) for queue in "bc"),
