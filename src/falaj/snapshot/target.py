@@ -34,7 +34,7 @@ if _allocate is not None:
 
 _LIST = "checkout"
 _NAME_BYTES = 255
-_LOCK_TRIES, _LOCK_S = 20, 0.01
+_LOCK_TRIES, _LOCK_S = 100, 0.02  # under load a process takes its time to end
 
 
 class Target:
