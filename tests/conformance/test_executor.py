@@ -9,7 +9,9 @@ import pytest
 
 from falaj.core.errors import Conflict, FalajError, NotFound
 from falaj.core.execute import END, FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, YIELDED, Attempt, CanCarry
+from falaj.jobs import life
 from tests.conformance.executors import EXECUTORS, Lab
+from tests.jobs.test_life import running
 
 FOREVER = "while :; do sleep 0.05; done"
 
@@ -150,6 +152,7 @@ def test_a_failed_slot_ends_its_gang(lab: Lab) -> None:
     status = lab.until(handle)
     assert status.phase == FAILED
     assert 9 in {one.code for one in status.exits}
+    assert life.ended(running(), status, 111.0)["attempts"][-1]["code"] == 9, status
 
 
 def test_a_lost_node_is_told(lab: Lab) -> None:

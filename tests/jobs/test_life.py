@@ -52,6 +52,17 @@ def test_how_it_ends(status: Status, more: dict[str, Any], state: str, counted: 
     assert (body["ran_s"], body["served"], body["attempts"][-1]["width"]) == (10, 20_000, 2)
 
 
+@pytest.mark.parametrize("along", ["stopped", "stopped before it began", "ended with its gang"])
+def test_a_gang_ends_as_the_slot_says_that_ended_it(along: str) -> None:
+    exits = (SlotExit(0, 143, along), SlotExit(1, 75, "rank 1 ended with code 75"), SlotExit(2, 143, along))
+    body = life.ended(running(), Status("handle", FAILED, exits, reason=f"slot 0: {along}"), 111.0)
+    assert (body["state"], body["attempts"][-1]["code"]) == ("waiting", 75)
+    assert body["note"] == "asked to be tried again, and queued again: rank 1 ended with code 75"
+    gone = (SlotExit(0, 1, "rank 0 ended with code 1"), SlotExit(1, 137, "its node or its actor is gone"))
+    body = life.ended(running(), Status("handle", LOST, gone, reason="slot 1: its node is gone"), 111.0)
+    assert body["note"] == "lost, and queued again: slot 1: its node is gone"
+
+
 @pytest.mark.parametrize(
     ("why", "phase", "state"),
     [

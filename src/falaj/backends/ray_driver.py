@@ -125,7 +125,7 @@ class Driver:
                 self._start(orders, room)
                 self._follow()
         finally:
-            exits = [self._exits[index] for index in sorted(self._exits)]
+            exits = list(self._exits.values())  # as we heard of them: the first that failed ended the others
             _write(f"falaj-exits {json.dumps({'exits': exits, 'lost': self._lost})}\n")
         return max((one["code"] for one in exits), default=TRY_AGAIN)
 

@@ -215,7 +215,8 @@ class SlurmExecutor:
 
 def _status(handle: str, found: _Known, job: SlurmJob | None) -> Status:
     num = found.slots
-    exits = {index: e for index in range(num) if (e := _exit(found.folder, index)) is not None}
+    told_of = [(index, e) for index in range(num) if (e := _exit(found.folder, index)) is not None]
+    exits = dict(sorted(told_of, key=lambda pair: pair[1][1]))
     ended = max((at for _, at in exits.values()), default=0.0)
     codes = tuple(one for one, _ in exits.values())
     if job is None:
@@ -231,7 +232,7 @@ def _status(handle: str, found: _Known, job: SlurmJob | None) -> Status:
         return Status(handle, LOST, codes, job.started, job.ended, told)
     good = job.phase == SUCCEEDED
     rest = (0, "") if good else (job.code or 143, job.reason or told)
-    whole = tuple(exits[n][0] if n in exits else SlotExit(n, *rest) for n in range(num))
+    whole = (*codes, *(SlotExit(n, *rest) for n in range(num) if n not in exits))
     return Status(handle, job.phase, whole, job.started, job.ended, "" if good else told)
 
 

@@ -30,6 +30,8 @@ LONGEST_BACKOFF_S = 300
 BRIEF_S = 60
 """Who gives a place up sooner than this, and got no further, may do so for ever: it waits longer each time."""
 CANCEL, EVICT, RESIZE, LIMIT, ORPHAN = "cancelled", "evicted", "resized", "time limit", "superseded"
+_ALONG = ("stopped", "ended with its gang")
+"""What slots say whose gang was ended: it is another that says why."""
 _ENDS = {CANCEL: CANCELLED, LIMIT: FAILED}
 
 
@@ -84,9 +86,12 @@ def refused(body: Body, reason: str, now: float) -> Body:
 
 def ended(body: Body, status: Status, now: float) -> Body:
     """The attempt is over; the job may be, or is queued again."""
-    code = next((one.code for one in status.exits if one.code), 0)
+    bad = sorted((one for one in status.exits if one.code), key=lambda one: one.reason.startswith(_ALONG))
+    code = bad[0].code if bad else 0
     brief = now - body["attempt"]["started"] < BRIEF_S
-    why = next((one.reason for one in status.exits if one.code and one.reason), "") or status.reason
+    why = next((one.reason for one in bad if one.reason), "") or status.reason
+    if status.phase == LOST:
+        why = status.reason or why
     stop = (body["attempt"]["stop"] or {}).get("why", "")
     if status.phase == ENDED_WELL and stop not in _ENDS:
         return _finish(_ended(body, "succeeded", "", 0, now), SUCCEEDED, "", now)
