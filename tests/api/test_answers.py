@@ -2,6 +2,8 @@
 
 import logging
 import re
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -112,3 +114,9 @@ def test_log_lines_carry_who_and_which_and_never_a_token() -> None:
     assert AMAL_TOKEN not in line
     assert "eyJ" not in line
     enter("", "")
+
+
+def test_questions_to_clusters_are_no_news() -> None:
+    ask = "import httpx, logging; from falaj.api.logs import set_up; set_up(); logging.getLogger('httpx').info('asked')"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

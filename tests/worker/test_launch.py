@@ -255,6 +255,14 @@ def test_the_bundle_needs_python_and_nothing_else(tmp_path: Path) -> None:
     assert '"value":"nan"' in written.read_text()
 
 
+def test_staging_on_a_node_without_falaj_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "falaj-worker.pyz").write_bytes(launcher())
+    env = {"PYTHONPATH": str(tmp_path / "falaj-worker.pyz")}
+    words = [sys.executable, "-S", "-m", "falaj", "catalog", "fetch"]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip().endswith("pip install falaj")) == (1, True), done.stderr
+
+
 def test_telemetry_counts_the_whole_family(tmp_path: Path) -> None:
     burn = f"{sys.executable} -c 'while True: pass' & wait"
     slot = SlotUnderTest(tmp_path, "sh", "-c", burn, telemetry_s=0.1)

@@ -42,5 +42,6 @@ def set_up(level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [out]
     root.setLevel(level.upper())
-    # The server's own lines say what ours say better.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
+    # The server's own lines say what ours say better; and a cluster is asked several times a second.
+    for name in ("uvicorn.error", "httpx"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

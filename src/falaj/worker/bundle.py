@@ -8,6 +8,9 @@ from importlib.resources.abc import Traversable
 from threading import Lock
 
 _MAIN = "import sys\nfrom falaj.worker.launch import main\nsys.exit(main(sys.argv[1:]))\n"
+_NO_FALAJ = """import sys
+sys.exit("this Python has no Falaj, which fetches code and inputs and publishes outputs: pip install falaj")
+"""
 _GIVE_WAY = """
 
 def _give_way() -> None:
@@ -45,6 +48,7 @@ def _made() -> bytes:
     made.seek(0, io.SEEK_END)
     with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _add(archive, "__main__.py", _MAIN)
+        _add(archive, "falaj/__main__.py", _NO_FALAJ)
         for name in sorted(sources):
             more = _GIVE_WAY if name == "falaj/__init__.py" else ""
             _add(archive, name, sources[name].read_text(encoding="utf-8") + more)
