@@ -6,6 +6,7 @@ import pytest
 
 from falaj.core.execute import FAILED, LOST, SUCCEEDED, SlotExit, Status
 from falaj.jobs import life
+from falaj.jobs.facts import held_spots
 from falaj.schedule.model import Spot
 
 SPOTS = (Spot("local/a", 0), Spot("local/b", 0))
@@ -112,6 +113,24 @@ def test_a_cancellation_outdoes_an_eviction_and_never_the_other_way() -> None:
     cancelled = life.stopping(evicted, life.CANCEL, 106.0, grace_s=5)
     assert cancelled["attempt"]["stop"]["why"] == life.CANCEL
     assert life.stopping(cancelled, life.EVICT, 107.0, grace_s=5) == cancelled
+
+
+def test_of_several_resizes_the_last_one_counts_and_nobody_gets_more_time_for_it() -> None:
+    wide = life.stopping(running(), life.RESIZE, 110.0, grace_s=9, spots=(*SPOTS, Spot("local/c", 0)))
+    narrow = life.stopping(wide, life.RESIZE, 115.0, grace_s=9, wanted_by="other", spots=SPOTS[:1])
+    stop = narrow["attempt"]["stop"]
+    assert (stop["since"], stop["for"], life.spots_of(stop["spots"])) == (110.0, "other", SPOTS[:1])
+    assert life.stopping(narrow, life.EVICT, 116.0, grace_s=9) is narrow
+    assert life.stopping(narrow, life.CANCEL, 117.0, grace_s=1)["attempt"]["stop"]["why"] == life.CANCEL
+
+
+def test_slots_that_look_alike_are_held_each_by_itself() -> None:
+    slot = Spot("local/a", 0)
+    two = life.admitted(running(), (slot,) * 2, "train-2", 2, 100.0)
+    grows = life.stopping(two, life.RESIZE, 110.0, grace_s=9, spots=(slot,) * 4)
+    assert held_spots(grows["attempt"]) == (slot,) * 4
+    moves = life.stopping(running(), life.RESIZE, 110.0, grace_s=9, spots=(SPOTS[1], Spot("local/c", 0)))
+    assert held_spots(moves["attempt"]) == (*SPOTS, Spot("local/c", 0))
 
 
 def test_refusals_back_off_and_a_start_forgives_them() -> None:

@@ -57,3 +57,5 @@ def test_an_elastic_job_gives_a_part_of_its_places_and_goes_on(tmp_path: Path) -
         assert lab.done(urgent).state == "succeeded"
         done = lab.done(wide)
         assert (done.state, done.attempts[0].outcome.split(":")[0]) == ("succeeded", "resized")
+        begun = lab.show(urgent).attempts[0].started
+        assert begun >= done.attempts[0].ended, "both were in the same place for a while"

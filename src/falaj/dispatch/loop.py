@@ -53,6 +53,8 @@ PATIENCE_S = (1.0, 5.0, 30.0)
 """So long we wait between tries to publish, where something does not answer."""
 LATE_S = 30
 """A job that outlives its time limit and its grace by so much is ended from here."""
+_ANY = -1
+"""Stands for what a slot without devices has of its node."""
 
 
 class JobsLoop:
@@ -213,14 +215,14 @@ class JobsLoop:
     def _tend(self) -> None:
         """Give every live job what its state asks for, once in this lead; whoever led before may have died at it."""
         lead, now = self._lead, self._turn.ctx.now()
-        due = list[Record]()
+        new = list[Record]()
         for job in sorted(lead.busy):
             record = lead.jobs[job]
             state, attempt = record.body["state"], record.body["attempt"]
             if attempt["cluster"] not in self._crews:
                 continue
             if not attempt["handle"]:
-                self._once(attempt["id"], "launch", partial(due.append, record))
+                new.append(record)
                 continue
             self._once(attempt["id"], "watch", partial(self._watch, record))
             if self._away and self._give_up(record, now):
@@ -229,6 +231,19 @@ class JobsLoop:
                 self._stop(record, now)
             elif state == RUNNING:
                 self._limit(record, now)
+        if new:
+            self._begin(new)
+
+    def _begin(self, new: list[Record]) -> None:
+        """Launch them, but for those with a place that somebody who is resized has not left yet."""
+        due, left = list[Record](), dict[str, set[int]]()
+        for attempt in (self._lead.jobs[job].body["attempt"] for job in self._lead.busy):
+            if attempt["stop"] and attempt["stop"]["why"] == life.RESIZE:
+                for node, _, devices, _ in attempt["spots"]:
+                    left.setdefault(node, set()).update(devices or (_ANY,))
+        for record in new:
+            if record.body["state"] == STOPPING or not (left and _in_use(record, left)):
+                self._once(record.body["attempt"]["id"], "launch", partial(due.append, record))
         self._launch(due)
 
     def _release_held(self) -> None:
@@ -549,6 +564,12 @@ class JobsLoop:
 
     def _leading(self) -> bool:
         return time.monotonic() < self._leads_until + LEASE_S / 2
+
+
+def _in_use(record: Record, left: Mapping[str, Set[int]]) -> bool:
+    """Whether a place it was given is one that somebody who is resized leaves, and is not out of yet."""
+    rows = [(left.get(row[0], frozenset()), row[2]) for row in record.body["attempt"]["spots"]]
+    return any(used and (not devices or _ANY in used or not used.isdisjoint(devices)) for used, devices in rows)
 
 
 def _brief(reports: Iterable[Report]) -> Set[str]:

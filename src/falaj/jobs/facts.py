@@ -131,9 +131,11 @@ def job_of(record: Record, clusters: Mapping[str, Cluster], shape: Shape | None 
 
 def held_spots(attempt: Mapping[str, Any]) -> tuple[Spot, ...]:
     """The places an attempt holds: those it runs in, and those it will go on in once it is resized."""
-    rows = [*attempt["spots"]]
-    rows += [row for row in (attempt["stop"] or {}).get("spots", ()) if row not in rows]
-    return spots_of(rows)
+    more = [*(attempt["stop"] or {}).get("spots", ())]
+    for row in attempt["spots"]:
+        if row in more:  # slots of one node without devices of their own look alike: each counts
+            more.remove(row)
+    return spots_of([*attempt["spots"], *more])
 
 
 def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shape:

@@ -62,12 +62,13 @@ def launched(body: Body, handle: str, now: float) -> Body:
 def stopping(
     body: Body, why: str, now: float, *, grace_s: int, wanted_by: str = "", spots: Sequence[Spot] = ()
 ) -> Body:
-    """It is asked to end; a cancellation outdoes every other reason."""
+    """It is asked to end; a cancellation outdoes every other reason, and of several resizes the last one counts."""
     old = body["attempt"]["stop"]
-    if old is not None and (old["why"] == CANCEL or why != CANCEL):
+    anew = old is not None and old["why"] == why == RESIZE
+    if old is not None and not anew and (old["why"] == CANCEL or why != CANCEL):
         return body
     stop = {
-        "why": why, "since": now, "grace_s": grace_s, "for": wanted_by,
+        "why": why, "since": old["since"] if anew else now, "grace_s": grace_s, "for": wanted_by,
         "spots": [[spot.node, spot.role, list(spot.devices), spot.milli] for spot in spots],
     }  # fmt: skip
     return {**body, "state": STOPPING, "attempt": {**body["attempt"], "stop": stop}}

@@ -86,7 +86,7 @@ def standing(body: Body) -> str:
     if body["note"] or body["state"] in OVER:
         return str(body["note"])
     words = {
-        WAITING: "", HELD: f"waits for {', '.join(body['after'])}", STARTING: "its files are brought to where it runs",
+        WAITING: "", HELD: f"waits for {', '.join(body['after'])}", STARTING: "its place is made ready",
         STOPPING: f"is being stopped: {((body['attempt'] or {}).get('stop') or {}).get('why', '')}",
     }  # fmt: skip
     return words.get(body["state"], "")
