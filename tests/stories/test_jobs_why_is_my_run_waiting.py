@@ -45,3 +45,8 @@ def test_what_can_never_start_is_refused_with_the_nearest_that_can(tmp_path: Pat
         error = refusal(lambda: lab.submit("print(1)", cpus=1, gpus=4))
         assert isinstance(error, Invalid)
         assert "2" in error.hint
+        lab.here.clusters.change("local", {"address": "process:?nodes=1&cpus=1000&memory=1024&labels=spot:1"})
+        lab.done(lab.submit("print(1)", "second", cpus=1, spot=True))
+        error = refusal(lambda: lab.submit("print(1)", cpus=1))
+        assert (error.message, error.hint[:6]) == ("only nodes that can be taken away could hold it", "--spot")
+        assert "taken away" not in refusal(lambda: lab.submit("print(1)", cpus=4)).message

@@ -99,6 +99,9 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
     queues = queues_of(tx, (), now)
     reason = possible(nodes, queues, job)
     if reason is not None:
+        if not ask.spot and possible([replace(node, spot=False) for node in nodes], queues, job) is None:
+            hint = "--spot, if it may run on those; with --checkpoint it goes on elsewhere when one is taken away"
+            raise Invalid("only nodes that can be taken away could hold it", hint, record.ref.bare)
         raise Invalid(reason.text, reason.fix or "ask for less", record.ref.bare)
     if (short := beyond(queues, job)) is not None:
         queue, unit, most = short
