@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import pytest
 
@@ -37,8 +37,23 @@ class Desk:
         """
         return ""
 
+    @verb()
+    def wait(
+        self,
+        ctx: Context,
+        jobs: Annotated[tuple[Ref, ...], "which jobs"],
+        words: Annotated[tuple[str, ...], "which words"] = (),
+        env: Annotated[dict[str, str] | None, "variables"] = None,
+    ) -> str:
+        """Wait.
 
-ADD = cast(Verb, verbs_of(Desk)["add"])
+        Example:
+            falaj desk wait job:a/b
+        """
+        return ""
+
+
+ADD, WAIT = (cast(Verb, verbs_of(Desk)[name]) for name in ("add", "wait"))
 
 
 def test_records_within_records() -> None:
@@ -52,3 +67,12 @@ def test_records_within_records() -> None:
 def test_what_does_not_fit_is_said(given: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="plan cannot be"):
         bind(ADD, (), {"plan": given})
+
+
+def test_one_reference_is_a_list_of_one_and_what_must_be_a_list_is_said_to_be() -> None:
+    job = Ref.parse("job:a/b")
+    assert all(bind(WAIT, (given,), {})["jobs"] == (job,) for given in ("job:a/b", job, ["job:a/b"]))
+    for name, given, hint in (("words", "one", "a list: which words"), ("env", {"A": 1}, "texts by name: variables")):
+        with pytest.raises(Invalid) as refused:
+            bind(WAIT, (job,), {name: given})
+        assert refused.value.hint == hint

@@ -35,7 +35,15 @@ def _fit(param: Param, value: Any) -> Any:
         fitted = _as(kind, value)
         if fitted is not _MISFIT:
             return fitted
-    raise Invalid(f"{param.name} cannot be {value!r:.80}", param.help or f"it must be a {type_name(param.type)}")
+    shape = "".join(_shape(kind) for kind in options(param.type))
+    hint = f"{shape}{param.help}" if param.help else f"it must be a {type_name(param.type)}"
+    raise Invalid(f"{param.name} cannot be {value!r:.80}", hint)
+
+
+def _shape(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        return "a list: "
+    return "texts by name: " if typing.get_origin(kind) in (dict, Mapping) and str in typing.get_args(kind)[1:] else ""
 
 
 def options(kind: Any) -> tuple[Any, ...]:
@@ -86,6 +94,8 @@ def _record(kind: Any, value: Mapping[str, Any]) -> Any:
 
 
 def _tuple(inner: tuple[Any, ...], value: Any) -> Any:
+    if inner[0] is Ref and isinstance(value, (str, Ref)):
+        value = (value,)  # one reference is a list of one, as on the command line; other texts may be meant as several
     if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, set, frozenset)):
         return _MISFIT
     fitted = tuple(_as(inner[0], item) for item in value)
