@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import FalajError, Invalid
+from falaj.core.errors import Denied, FalajError, Invalid
 from falaj.core.execute import RUNNING, SUCCEEDED, Attempt, NodeFacts, Status
 from falaj.dispatch import crew
 from falaj.dispatch.crew import Crew, Report, Watched
@@ -221,3 +221,31 @@ def test_nobody_waits_for_a_look_that_is_far_away(
         team._orders.put(lambda executor: executor.outbox("", ""))  # type: ignore[attr-defined]  # it has none
     assert desk.woken.acquire(timeout=20)
     assert "launched" in desk.heard[0]
+
+
+def test_who_is_refused_comes_back_with_the_secret_of_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(crew, "REOPEN_S", 0.0)
+    monkeypatch.setattr(crew, "NODES_S", 0.05)
+    secret, closed, seen = ["old"], list[str](), threading.Event()
+
+    class Locked(Site):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = secret[0]
+
+        def capacity(self) -> Sequence[NodeFacts]:
+            if self.key == "old":
+                secret[0] = "new"
+                raise Denied("it refuses our token", "give the token of this cluster")
+            seen.set()
+            return ()
+
+        def close(self) -> None:
+            closed.append(self.key)
+
+    desk = Desk()
+    team = Crew(Cluster("rays", "ray:http://127.0.0.1:1", "home", folder=str(tmp_path)), Locked, desk.tell, desk.wake)
+    assert seen.wait(20)
+    team.retire()
+    assert desk.heard[0] == ["silent"]
+    assert closed[0] == "old"

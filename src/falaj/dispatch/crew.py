@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
+from falaj.core.errors import Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
 from falaj.core.execute import LOST, OVER, UNKNOWN, Attempt, CanCarry, CanLaunchMany, Executor, NodeFacts, Status
 from falaj.fleet.records import Cluster
 
@@ -32,6 +32,8 @@ TOGETHER = 16
 """So many are launched at once at most: meanwhile nobody looks what became of others."""
 DEADLINE_S = 60.0
 """One call of an executor may take so long; then the crew is left to itself and another takes over."""
+REOPEN_S = 60.0
+"""Who is refused tries the secret of now so often: that it is read is recorded each time."""
 _POLL_S = {"process": 0.1}
 _SLOW_POLL_S = 1.0
 
@@ -95,6 +97,7 @@ class Crew:
         """What is to be launched."""
         self._watched: dict[str, Watched] = {}
         self._executor: Executor | None = None
+        self._opened_at = 0.0
         self._carrier: CanCarry | None = None
         """The same, where it carries what attempts say."""
         self._starter: CanLaunchMany | None = None
@@ -223,11 +226,12 @@ class Crew:
         return None
 
     def _guarded(self, work: Order, what: str) -> None:
-        """Do it, timed; what goes wrong is a report, and the next call opens the executor anew."""
+        """Do it, timed; what goes wrong is a report. Who is refused opens it anew, with the secret of then."""
         self._busy_since = time.monotonic()
         try:
             if self._executor is None:
                 self._executor = opened = self._opened()
+                self._opened_at = time.monotonic()
                 self._carrier = opened if isinstance(opened, CanCarry) else None
                 self._starter = opened if isinstance(opened, CanLaunchMany) else None
             with suppress(NotFound):  # it is gone: what we wanted of it needs no more doing
@@ -241,6 +245,10 @@ class Crew:
             self._due = {"nodes": time.monotonic() + NODES_S, "poll": time.monotonic() + NODES_S}
             for attempt in list(self._begun):
                 self._tell_begun(attempt)  # what comes of it will not be known so soon
+            refused = isinstance(error, (Denied, Unauthenticated)) and time.monotonic() > self._opened_at + REOPEN_S
+            if refused and self._executor is not None:
+                self._executor.close()
+                self._executor = None
         finally:
             self._busy_since = 0.0
 

@@ -191,6 +191,8 @@ class Clusters(Signs, Elastic):
         with self._ledger.read(_house(ctx)) as tx:
             cluster = self._need(tx, name)[0]
         began = time.monotonic()
+        with self._opening:
+            self._open.pop(name, None)  # its secrets may be others by now
         try:
             executor = self.executor(ctx, cluster)
             try:

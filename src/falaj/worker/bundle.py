@@ -8,9 +8,7 @@ from importlib.resources.abc import Traversable
 from threading import Lock
 
 _MAIN = "import sys\nfrom falaj.worker.launch import main\nsys.exit(main(sys.argv[1:]))\n"
-_NO_FALAJ = """import sys
-sys.exit("this Python has no Falaj, which fetches code and inputs and publishes outputs: pip install falaj")
-"""
+_NO_FALAJ = 'import sys\nsys.exit("this Python has no Falaj, which brings code, inputs, outputs: pip install falaj")\n'
 _GIVE_WAY = """
 
 def _give_way() -> None:
