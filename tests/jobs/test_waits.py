@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from falaj.core.errors import Invalid
+from falaj.fleet.elastic import WAITS
+from falaj.fleet.use import house_of
 from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
@@ -66,6 +68,22 @@ def test_one_that_a_pool_at_zero_could_hold_is_not_called_impossible(tmp_path: P
         "capacity",
         "no node is there that could hold it; pool can make some, if it pays",
     )
+
+
+def test_kinds_of_nodes_elsewhere_are_no_reason(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with lab.here as here:
+        with here.working():
+            until(here.clusters.nodes, len)
+        here.clusters.add("rays", "ray:http://127.0.0.1:1?insecure=loopback")
+        job = lab.submit("print(1)", cluster="rays")
+        ctx, ledger = here.house.context(here.actor), here.house.ledger
+        with ledger.project(house_of(ctx)) as tx:
+            last, found = tx.key(WAITS), tx.need(job.ref).body["id"]
+            told = {"kind": "", "jobs": {found: "no kind of node would start it"}}
+            tx.put(WAITS, told, rev=last.rev if last else None)
+        why = here.jobs.why(job.ref)
+    assert (why.reason, why.text) == ("place", "rays has told of no nodes yet"), why
 
 
 def test_demands_are_taken_back_and_other_roles_changed(tmp_path: Path) -> None:

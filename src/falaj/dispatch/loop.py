@@ -53,8 +53,7 @@ PATIENCE_S = (1.0, 5.0, 30.0)
 """So long we wait between tries to publish, where something does not answer."""
 LATE_S = 30
 """A job that outlives its time limit and its grace by so much is ended from here."""
-_ANY = -1
-"""Stands for what a slot without devices has of its node."""
+_ANY = -1  # what a slot without devices has of its node
 
 
 class JobsLoop:

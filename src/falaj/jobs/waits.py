@@ -33,10 +33,11 @@ def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Re
     if body["state"] != WAITING:
         return Why(ref, body["state"], body["state"], views.standing(body))
     facts = snapshot(ledger, clusters, tx, ctx.now())
-    bought = clusters.bought_for(tx, body["id"])
+    makers = _makers(clusters, tx, record)
+    bought = clusters.bought_for(tx, body["id"]) if makers else ""  # what is made elsewhere is no reason
     silent = _silent(clusters, tx, record)
     if not facts.nodes:
-        text = bought or _said(silent) or _makers(clusters, tx, record) or NO_NODES
+        text = bought or _said(silent) or makers or NO_NODES
         start = "start the platform, or look: falaj clusters list", ()
         fix, change = _paid(clusters, tx, facts, bought and body["id"]) or start
         return Why(ref, WAITING, "capacity", text, fix, views.commands(ref, change), dict(change))
@@ -46,7 +47,7 @@ def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Re
     if reason.code == "backing-off" and body["note"]:
         # The scheduler knows that it rests, and only the job whether it was refused, was lost, or failed.
         reason = replace(reason, text=f"{body['note']}; it waits a while first")
-    elif reason.code == "impossible" and (text := bought or ("" if silent else _makers(clusters, tx, record))):
+    elif reason.code == "impossible" and (text := bought or ("" if silent else makers)):
         reason = replace(reason, code="capacity", text=text, fix="", change=())
     elif bought:
         reason = replace(reason, text=f"{reason.text}; {bought}")
