@@ -73,8 +73,9 @@ def test_different_slots_are_one_job_with_its_gpus(slurm: SlurmExecutor, shared:
 def test_the_code_of_a_slot_is_told_and_ends_the_others(slurm: SlurmExecutor, shared: Path) -> None:
     program = f"import os, sys\nif os.environ['FALAJ_SLOT'] == '1': sys.exit(9)\n{PATIENT}"
     done = over(slurm, slurm.launch(attempt(slots("n1", "n2"), program, shared)))
-    assert (done.phase, done.exits[1].code, done.exits[1].reason) == (FAILED, 9, "rank 1 (python3) ended with code 9")
-    assert done.exits[0].code != 0
+    first, then = done.exits
+    assert (done.phase, first.code, first.reason) == (FAILED, 9, "rank 1 (python3) ended with code 9")
+    assert (first.index, then.index, bool(then.code)) == (1, 0, True), "the one that ended the others comes first"
 
 
 def test_a_checkpoint_is_asked_for_and_then_the_end(slurm: SlurmExecutor, shared: Path) -> None:
@@ -163,7 +164,7 @@ def test_an_array_runs_independent_slots(slurm: SlurmExecutor, shared: Path) -> 
     handle = slurm.launch(attempt(three, program, shared, options={"array": "yes"}))
     done = over(slurm, handle)
     assert slurm.logs(handle, 2).lines == ("2",)
-    assert (done.phase, [one.code for one in done.exits]) == (FAILED, [0, 5, 10])
+    assert (done.phase, {one.index: one.code for one in done.exits}) == (FAILED, {0: 0, 1: 5, 2: 10})
 
 
 def test_preempted_is_lost_and_not_run_again_by_slurm(

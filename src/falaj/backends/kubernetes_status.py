@@ -66,9 +66,7 @@ def status(handle: str, slots: Sequence[Seen]) -> Status:
     """What the whole is: over when every slot is."""
     over = (SUCCEEDED, FAILED, LOST)
     exits = tuple(
-        SlotExit(at, one.code, one.reason)
-        for at, one in sorted(enumerate(slots), key=lambda pair: pair[1].ended)
-        if one.phase in (SUCCEEDED, FAILED)
+        SlotExit(at, one.code, one.reason) for at, one in enumerate(slots) if one.phase in (SUCCEEDED, FAILED)
     )
     started = min((one.started for one in slots if one.started), default=0.0)
     worst = next((one for one in slots if one.phase == LOST), None) or next((one for one in slots if one.bad), None)

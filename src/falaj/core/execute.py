@@ -122,7 +122,7 @@ class Status:
     handle: str
     phase: str
     exits: tuple[SlotExit, ...] = ()
-    """In the order in which slots ended: one that fails ends the others of its gang."""
+    """In the order in which slots ended, where the cluster tells: one that fails ends the others of its gang."""
     started: float = 0.0
     ended: float = 0.0
     reason: str = ""
