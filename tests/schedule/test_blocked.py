@@ -205,3 +205,30 @@ def test_the_briefest_that_a_quota_holds_back_does_not_keep_the_next_from_a_node
     ]
     plan = Scheduler(snapshot([node("n", leaving=1000)], jobs, queues, knobs=Knobs(depth=0))).cycle(0)
     assert [one.job for one in plan.starts] == ["next"]
+
+
+@pytest.mark.parametrize(("gpus", "model", "grows"), [(2, "A10", ["wide"]), (8, "H100", [])])
+def test_only_those_who_could_use_what_is_idle_keep_others_from_growing_into_it(
+    gpus: int, model: str, grows: list[str]
+) -> None:
+    wide = shape(1, 2, low=1, high=8, models=("H100",))
+    jobs = [
+        job("wide", shape=wide, steps=100_000, resumes=True),
+        job("full", "root/b", shape=shape(2, models=("A10",))),
+    ]
+    cluster = Scheduler(snapshot([node("n"), node("m", 2, "A10")], jobs))
+    assert len(cluster.cycle(0).starts) == 2
+    facts = {"done": 1000, "step_us": 1_000_000, "seen": 999, "saved": 999}
+    cluster.change(replace(cluster.running["wide"], **facts))
+    cluster.submit(job("other", "root/b", shape=shape(gpus, models=(model,)), submitted=1))
+    assert [one.job for one in cluster.cycle(1000).resizes] == grows
+
+
+def test_who_is_being_stopped_is_not_asked_to_make_room_once_more() -> None:
+    elastic = job("wide", shape=shape(1, 8, low=2, high=8), save_s=5, resumes=True)
+    cluster = Scheduler(snapshot(1, [elastic], (Queue("root/b"),)))
+    cluster.cycle(0)
+    cluster.change(replace(cluster.running["wide"], stopping=900))
+    cluster.submit(job("next", "root/b", 4, submitted=901))
+    plan = cluster.cycle(1000)
+    assert (plan.resizes, plan.evictions, plan.starts) == ((), (), ())

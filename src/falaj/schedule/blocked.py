@@ -423,6 +423,8 @@ class Blocked(Board):
                 old, cause = lost, lost.cause
             later = "" if old is None else cause if turn[0] > old.at else old.cause
             self._restore(Reservation(job.id, *turn, later))
+            if self.turns.whole(job.id):
+                self.freed |= {spot.node for spot in turn[1]}  # all of it is free by now: look in the same cycle
 
     def _backfill(self, most: int) -> None:
         """Lend what is held for turns, or leaves, to what is over before that, the shortest first."""

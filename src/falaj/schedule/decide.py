@@ -32,11 +32,18 @@ class Scheduler(Blocked):
         return Plan(tuple(plan.starts), tuple(plan.resizes), tuple(plan.evictions), self.turns.all())
 
     def _grow(self) -> None:
-        """Let elastic jobs have what nobody waits for."""
-        if self._cleared or any(self.lines.behind.get(number) for number in self.closed):
+        """Let elastic jobs have what nobody waits for: of nodes that hold nothing which anybody blocked could use."""
+        if self._cleared or not self.table.elastic:
             return
+        allowed = self._staying()
+        blocked = [self.shapes.all[number] for number in self.closed if self.lines.behind.get(number)]
+        for ask in {self.world.ask(role.ask) for shape in blocked for role in shape.roles}:
+            idle = self.world.possible(ask) == 0
+            allowed = idle if allowed is None else allowed & idle
+            if not allowed.any():
+                return
         growth = Growth(self.world, self.tree, self.table, place, self.knobs)
-        for resize in growth.grow(self.now, self._staying()):
+        for resize in growth.grow(self.now, allowed):
             self._plan.resizes.append(resize)
             self.resize(resize)
 

@@ -323,6 +323,7 @@ class Ground:
         self.profile.put(job.id, job.spots, job.shape.roles, end)
         if job.stopping:
             self.stopping.add(job.id)
+            self.table.drop(job.id)  # nobody can ask it to go once more
             return
         # What it started with may know fewer kinds of devices than there are by now; new ones come last.
         counted = self._counted[job.id]
