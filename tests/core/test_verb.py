@@ -85,6 +85,7 @@ def test_what_people_write_becomes_what_the_verb_asks_for() -> None:
     assert bound["label"] == Label(regimes=frozenset({"AE-PDPL"}), classification=3)
     assert bound["inputs"] == (Ref("dataset", "a", "c", "v1"),)
     assert (bound["size"], bound["zone"], bound["limits"]) == (3.0, "", {})
+    assert bind(VERBS["put"], ("dataset:a/b", "secret"), {"inputs": "dataset:a/c@v1"})["inputs"] == bound["inputs"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_what_people_write_becomes_what_the_verb_asks_for() -> None:
         ((7, "secret"), {}),
         (("no reference", "secret"), {}),
         (("dataset:a/b", "no label"), {}),
-        (("dataset:a/b", "secret"), {"inputs": "dataset:a/c"}),
+        (("dataset:a/b", "secret"), {"inputs": "no reference"}),
         (("dataset:a/b", "secret"), {"inputs": [7]}),
         (("dataset:a/b", "secret"), {"zone": 7}),
         (("dataset:a/b", "secret"), {"limits": "x"}),
