@@ -55,7 +55,9 @@ class Profile:
             rows.append(row)
             self._node[row], self._end[row], self._amount[row] = node, end, needs[spot.role]
             users += [(node, column) for column in self._world.places(spot)]
-        self._owed[name] = [(row, np.array(part)) for row, part in zip(rows, owed, strict=False) if any(part)]
+        lacks = [(row, np.array(part)) for row, part in zip(rows, owed, strict=False) if any(part)]
+        if lacks:
+            self._owed[name] = lacks
         self._grow()
         for user in users:
             self._users.setdefault(user, {})[name] = end

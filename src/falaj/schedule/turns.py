@@ -6,7 +6,7 @@ turn comes. A turn moves to an earlier time, or later with the cause written dow
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 
 import numpy as np
 
@@ -121,7 +121,7 @@ class Turns:
         self.version += bool(jobs)
         for job in jobs:
             self._let_go(job)
-        self.take_back(sorted(jobs))
+        self.take_back(jobs)
 
     def ready(self, nodes: Iterable[str]) -> list[str]:
         """The jobs with a turn on these nodes whose places are all held now, soonest first."""
@@ -158,7 +158,7 @@ class Turns:
             self._let_go(job)
         return lent
 
-    def take_back(self, jobs: Sequence[str]) -> None:
+    def take_back(self, jobs: Iterable[str]) -> None:
         """Hold again what is still free of what was lent."""
         for job in sorted(jobs, key=lambda one: (self.of[one].at, one) if one in self.of else (0, one)):
             if job in self.of:

@@ -215,7 +215,8 @@ class World:
         """Nobody gets these parts from now on; with -1, everybody may. What is gone with its node is gone."""
         parts = [part for part in parts if part.node in self.index]
         touched = sorted({self.index[part.node] for part in parts})
-        self._note(partial(self._restore, touched, self.free[touched], self.dev[touched]))
+        if self._marks:
+            self._journal.append(partial(self._restore, touched, self.free[touched], self.dev[touched]))
         for part in parts:
             row = self.index[part.node]
             self.free[row, : len(part.amounts)] -= sign * part.amounts
