@@ -10,8 +10,9 @@ from typing import Any
 
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import Parser, read
-from falaj.cli.tables import Finding, put_findings
+from falaj.cli.tables import put_findings
 from falaj.core.errors import FalajError
+from falaj.core.finding import Finding
 from falaj.core.settings import Settings
 
 GOOD, WARN, BAD = "ok", "look", "FIX"

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
+
+if TYPE_CHECKING:
+    from falaj.core.finding import Finding
 
 Row = list[str]
 _MOMENTS = frozenset({"at", "expires", "asked", "until", "since", "started", "ended", "due", "received"})
@@ -37,17 +39,7 @@ def put(value: Any, *, as_json: bool = False) -> None:
         _put_one(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    check: str
-    state: str
-    found: str
-    fix: str = ""
-
-
-def put_findings(found: Sequence[Any], bad: str, *, as_json: bool) -> int:
+def put_findings(found: "Sequence[Finding]", bad: str, *, as_json: bool) -> int:
     """Print what a look at a set-up found; the exit code is 1 when something of it is bad."""
     if as_json:
         put(found, as_json=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import Parser, read
-from falaj.cli.tables import Finding, put_findings
+from falaj.cli.tables import put_findings
 from falaj.core.errors import FalajError, NotFound
+from falaj.core.finding import Finding
 from falaj.core.ports import CanJoin, Standing
 from falaj.core.release import VERSION
 from falaj.core.replica import Replica

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from falaj.api.tls import client_context, expires_at
 from falaj.core.errors import FalajError, Invalid, Unavailable
+from falaj.core.finding import Finding
 from falaj.deploy import listeners, settings
 from falaj.deploy.render import read_manifest, site_of
 from falaj.deploy.site import Site
@@ -22,16 +23,6 @@ GOOD, LOOK, MISS = "ok", "look", "MISS"
 DRILL_DAYS, CERT_DAYS = 8, 14
 NEWER = 1.5
 """A backup may be so many times as old as its rhythm says: timers are spread, and backups take time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    check: str
-    state: str
-    found: str
-    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
