@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scratch import folder
-from serve_load import family
+from serve_load import spent_s
 from track_limit import limit
 
 from tests.replica import Replica
@@ -325,15 +325,6 @@ def rest(*pids: int) -> None:
         before, began = spent_s(pids), time.monotonic()
         time.sleep(1)
         busy = (spent_s(pids) - before) / (time.monotonic() - began)
-
-
-def spent_s(pids: tuple[int, ...]) -> float:
-    """Processor time of these processes and all below them, those that have ended among them."""
-    ticks = 0
-    for pid in family(pids):
-        with contextlib.suppress(OSError):  # it ended while we looked
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def until(works: Callable[[], bool], seconds: float = 120.0) -> None:

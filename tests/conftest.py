@@ -33,7 +33,8 @@ FEW = 40
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """That a machine is slow breaks no property."""
+    """That a machine is slow breaks no property. No platform keeps a steward but where a test is about it."""
+    os.environ.setdefault("FALAJ_STEWARD", "false")
     settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("falaj")
 

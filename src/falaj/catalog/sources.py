@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from falaj.content.records import Table
+from falaj.core.cachefolder import cache_folder
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 from falaj.desks import DESKS
@@ -64,7 +65,7 @@ def open_source(text: str) -> Iterator[Source]:
     if not text.strip():
         # A variable of the shell that is not set: taken for a path it would be the folder one stands in.
         raise Invalid("no folder or file is named", "name one; the folder you are in is .")
-    if colon and scheme not in _OPENERS and not Path(text).exists():
+    if scheme not in _OPENERS and not Path(text).expanduser().exists():
         # Modules of this desk that most calls do without: other tools' forms are opened there.
         for module in DESKS["catalog"].errands:
             import_module(module)
@@ -79,18 +80,10 @@ def open_source(text: str) -> Iterator[Source]:
     path = Path(text).expanduser()
     if not path.exists():
         known = ", ".join(f"{name}:…" for name in sorted(_OPENERS))
-        hint = f"name a folder or a file{', or one of ' + known if known else ''}"
-        raise Invalid(f"there is no {text!r:.300}", hint)
+        raise Invalid(f"there is no {text!r:.300}", f"name a folder or a file, or one of {known}")
     if not (path.is_dir() or path.is_file()):
         raise Invalid(f"{text!r:.300} is neither a folder nor a file", "name a folder, or a regular file")
     yield Source(path.resolve())
-
-
-def cache_folder() -> Path:
-    """Where this machine's user keeps what can be made anew: $FALAJ_CACHE, else the desktop's rule."""
-    named = os.environ.get("FALAJ_CACHE")
-    base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "falaj"
-    return base.expanduser().absolute()
 
 
 @contextmanager
@@ -101,7 +94,7 @@ def memory_of(*names: str) -> Iterator[Path | None]:
     first one did.
     """
     mark = hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()[:40]
-    folder = cache_folder() / "publish"
+    folder = Path(cache_folder(), "publish")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / f"{mark}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -32,9 +32,18 @@ GLOBALS = {"--at": "ADDRESS", "--as": "NAME", "--ca": "FILE", "--json": "", "--p
 def main(argv: list[str] | None = None) -> int:
     """Run one command; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and split(arguments)[1] not in (*COMMANDS, "", "help"):
+        code = _called(arguments)
+        if code is not None:
+            return code
+    return carry_out(arguments, alone=argv is None)
+
+
+def carry_out(arguments: list[str], *, alone: bool) -> int:
+    """Run it in this process. `alone`: the process is ours, and ends here."""
     gc.disable()  # what is loaded stays: searching it for garbage while it is loaded finds none
     try:
-        code = _run(arguments, alone=argv is None)
+        code = _run(arguments, alone=alone)
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stderr.write("\n")
@@ -43,9 +52,18 @@ def main(argv: list[str] | None = None) -> int:
         # Whoever read our output has enough. Python would complain once more while closing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    if argv is None:
+    if alone:
         _leave(code)
     return code
+
+
+def _called(arguments: list[str]) -> int | None:
+    """Have it run by the steward that a platform of this user keeps; None where there is none."""
+    try:
+        from falaj.cli.call import call
+    except ImportError:  # a system whose sockets do not say who is at the other end
+        return None
+    return call(arguments)
 
 
 def _leave(code: int) -> None:
@@ -67,7 +85,6 @@ def _leave(code: int) -> None:
 
 
 def _run(arguments: list[str], *, alone: bool) -> int:
-    """`alone`: the process is ours."""
     before, command, after = split(arguments)
     if command == "" or (command == "help" and not after):
         return _no_command(before)

@@ -65,11 +65,30 @@ def up(frame: Frame, arguments: list[str]) -> int:
             if found.open:
                 webbrowser.open(link)
 
-        with _grpc(house, found.grpc or settings.grpc, found.tls), _gateway(house, found.tls) as leave:
+        grpc = _grpc(house, found.grpc or settings.grpc, found.tls)
+        with _steward(settings), grpc, _gateway(house, found.tls) as leave:
             serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready, on_leave=leave, face=face)
     finally:
         house.close()
     return 0
+
+
+@contextmanager
+def _steward(settings: Any) -> Iterator[None]:
+    """Who runs the commands of this user, from when we stand; it ends by itself when we have."""
+    if not (settings.steward and settings.embedded and hasattr(os, "pidfd_open")):
+        yield
+        return
+    import subprocess  # nosec B404 - our own program, no shell
+
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    command, nothing = [sys.executable, *flags, "-m", "falaj.cli.steward"], subprocess.DEVNULL
+    ours, line = os.pipe()  # closed by the kernel, should we be killed
+    with open(line, "wb", buffering=0):  # noqa: PTH123
+        child = subprocess.Popen(command, stdin=ours, stdout=nothing, stderr=nothing, start_new_session=True)  # noqa: S603 # nosec B603
+        os.close(ours)
+        yield
+    child.poll()
 
 
 @contextmanager

@@ -143,6 +143,8 @@ class Settings:
     """The address under which attempts on other machines reach this platform."""
     hosts: tuple[str, ...] = ()
     """Host names callers may use, beside the listening address itself."""
+    steward: bool = True
+    """Keep a process with what commands need loaded, where everything is embedded: those of its user begin at once."""
     sandbox: str = "best"
     """How attempts of this machine are kept apart: off, best (what it can), or required (wholly, or not at all)."""
     regimes: str = ""

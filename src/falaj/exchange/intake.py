@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from falaj.catalog.sources import cache_folder
+from falaj.core.cachefolder import cache_folder
 from falaj.core.errors import Invalid
 
 LONGEST = 4096
@@ -92,7 +92,7 @@ def staging(*names: str) -> Iterator[Path]:
     The same names give the same folder, so that an interrupted publish finds again what it had sent.
     """
     mark = hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()[:40]
-    folder = cache_folder() / "incoming" / mark
+    folder = Path(cache_folder(), "incoming", mark)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         try:

@@ -1,0 +1,119 @@
+"""Calling the steward: a command asks whether `falaj up` keeps a process that has loaded what the command needs.
+
+Whoever is told yes loads nothing and waits; the steward runs the command in a child of its own, with the caller's
+arguments, environment, folder and open files, under the same user. Until the answer next to nothing is loaded here:
+of `socket` only its compiled half.
+"""
+
+import os
+import sys
+from _socket import AF_UNIX, SCM_RIGHTS, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
+
+from falaj.core.cachefolder import cache_folder
+
+LENGTH = 4
+"""Bytes of every number that is sent."""
+YES, GO = b"yes", b"go"
+"""What it answers to whom it would serve, and what it then waits for."""
+MOST_BYTES = 1 << 23
+"""More than the kernel lets a program be given as arguments and environment."""
+_SPACES = ("mnt", "net", "pid", "user", "ipc", "uts")
+_CONFINED = (b"Uid", b"Gid", b"Groups", b"Cap", b"NoNewPrivs", b"Seccomp", b"Cpus_allowed:", b"Mems_allowed:")
+_AT_START = (b"PYTHON", b"LD_", b"GLIBC_", b"MALLOC_", b"OPENSSL_", b"LC_", b"LANG", b"TZ")
+"""Beginnings of variables that act when a program starts, and no more after that."""
+
+
+def address() -> str:
+    """Where the steward of this user and machine answers; homes may lie on a disk that machines share."""
+    return f"{cache_folder()}/steward-{os.uname().nodename}.sock"
+
+
+def surroundings() -> bytes:
+    """What a process cannot change any more and a command may depend on: whoever differs in it runs its own command.
+
+    The program itself and how Python was started; the user, rights and confinement; namespaces, so that paths and
+    addresses mean the same; limits and priority.
+    """
+    import falaj
+
+    told = [sys.executable, str(falaj.__file__), sys.version, str(sys.flags), *sys.path[1:], *sys.warnoptions]
+    told += map(str, sorted(sys._xoptions.items()))  # noqa: SLF001
+    # As everything here, without what takes long to load.
+    told += [os.readlink(f"/proc/self/ns/{name}") for name in _SPACES]  # noqa: PTH115
+    root = os.stat("/")  # noqa: PTH116
+    told += [str(part) for part in (root.st_dev, root.st_ino, os.sched_getscheduler(0), os.getpriority(0, 0))]
+    status = [line for line in _read("/proc/self/status").splitlines() if line.startswith(_CONFINED)]
+    started = sorted(b"%s=%s" % pair for pair in os.environb.items() if pair[0].startswith(_AT_START))
+    return b"\n".join([*map(os.fsencode, told), *status, _read("/proc/self/limits"), *started])
+
+
+def call(arguments: list[str]) -> int | None:
+    """Have a command run by the steward; its exit code, or None where there is none for us and nothing was run."""
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return None
+    if any(word.startswith(("/dev/fd/", "/proc/")) for part in arguments for word in part.split("=")):
+        return None  # what only we have open
+    line = socket(AF_UNIX, SOCK_STREAM)
+    try:
+        line.connect(address())
+        if uid_of(line) != os.getuid():
+            return None
+        _hand_over(line, arguments)
+        if exactly(line, len(YES)) != YES:
+            return None
+        line.sendall(GO)
+    except OSError:
+        return None
+    # From here on it may have been run, and is never run again.
+    return _ended(line)
+
+
+def uid_of(line: socket) -> int:
+    """Under which user the process at the other end runs, as the kernel knows it."""
+    return int.from_bytes(line.getsockopt(SOL_SOCKET, SO_PEERCRED, 12)[4:8], sys.byteorder)
+
+
+def exactly(line: socket, size: int) -> bytes:
+    """So many bytes, or fewer where the other end has gone."""
+    found = b""
+    while len(found) < size and (part := line.recv(size - len(found))):
+        found += part
+    return found
+
+
+def _hand_over(line: socket, arguments: list[str]) -> None:
+    """Tell what the command is, and give the files it is called with."""
+    os.umask(mask := os.umask(0o077))
+    said = [surroundings(), str(mask).encode(), str(len(arguments)).encode(), *map(os.fsencode, arguments)]
+    body = b"\0".join([*said, *(b"%s=%s" % pair for pair in os.environb.items())])
+    folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        files = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2, folder))
+        line.sendmsg([len(body).to_bytes(LENGTH, "big")], [(SOL_SOCKET, SCM_RIGHTS, files)])
+        line.sendall(body)
+    finally:
+        os.close(folder)
+
+
+def _ended(line: socket) -> int:
+    """Wait for the exit code. The terminal's interrupt reaches us, and we pass it on; if we are ended, so is it."""
+    told, child = b"", 0
+    while len(told) < LENGTH:
+        try:
+            child = child or int.from_bytes(exactly(line, LENGTH), "big")
+            told = exactly(line, LENGTH)
+        except KeyboardInterrupt:
+            if child:
+                os.kill(child, 2)  # which it is, until we hear of its end
+        else:
+            break
+    if len(told) == LENGTH:
+        return int.from_bytes(told, "big")
+    sys.stderr.write("error: the platform's steward ended before it could say how this command did\n")
+    sys.stderr.write("hint: look whether it was carried out, and call again if not\n")
+    return 1
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read()
