@@ -234,6 +234,20 @@ def test_another_user_is_neither_served_nor_told_anything(here: Stewarded, tmp_p
         assert (ran.returncode, stranger.stdout.readline()) == (0, "0\n")
 
 
+def test_modules_in_the_folder_of_whoever_starts_it_are_not_ours(tmp_path: Path) -> None:
+    for name in ("json", "falaj", "selectors"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger')")
+    program = "import sys; sys.path.pop(0); sys.argv[0] = 'falaj'; from falaj.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "up", "--at", str(tmp_path / "home"), "--listen", "127.0.0.1:0"]
+    env = {**os.environ, "FALAJ_CACHE": str(tmp_path / "cache"), "FALAJ_STEWARD": "true"}
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=quiet, stderr=quiet) as server:
+        try:
+            wait_until((tmp_path / "cache" / f"steward-{os.uname().nodename}.sock").exists, 60)
+        finally:
+            server.terminate()
+
+
 def test_it_declines_once_something_was_installed_beside_it(tmp_path: Path, silent: socket.socket) -> None:
     (beside := tmp_path / "beside").mkdir()
     with standing(tmp_path, PYTHONPATH=os.pathsep.join([str(beside), *os.environ.get("PYTHONPATH", "").split()])) as it:

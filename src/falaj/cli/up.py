@@ -82,10 +82,12 @@ def _steward(settings: Any) -> Iterator[None]:
     import subprocess  # nosec B404 - our own program, no shell
 
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    command, nothing = [sys.executable, *flags, "-m", "falaj.cli.steward"], subprocess.DEVNULL
+    command = [sys.executable, *flags, "-m", "falaj.cli.steward"]
+    # Python looks for modules in the folder that a program is started in: let it be one where nobody keeps any.
+    streams = {"cwd": "/", "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     ours, line = os.pipe()  # closed by the kernel, should we be killed
     with open(line, "wb", buffering=0):  # noqa: PTH123
-        child = subprocess.Popen(command, stdin=ours, stdout=nothing, stderr=nothing, start_new_session=True)  # noqa: S603 # nosec B603
+        child = subprocess.Popen(command, stdin=ours, **streams)  # type: ignore[call-overload]  # noqa: S603 # nosec B603
         os.close(ours)
         yield
     child.poll()
