@@ -1,6 +1,6 @@
 """What things cost in bytes: the figures of docs/operate/sizing.md. Run by `make bench NAME=sizing`.
 
-`disk`: what a folder grows by for an event, a run, a version, a job and a blob. `memory`: what `falaj up`, its gateway,
+`disk`: what a folder grows by for an event, a run, a version, a job and a blob. `memory`: what `falaj up`, its steward, its gateway,
 a replica of a small model and an open event stream hold (PSS: memory that is shared is divided among its holders). The
 bars are what the page promises, so that it stays true.
 """
@@ -56,14 +56,17 @@ def disk() -> None:
 
 def memory() -> None:
     """MiB of each process, and of a stream."""
-    with folder() as home, Replica(home / "house", {"FALAJ_GATEWAY": ""}) as running:
+    with folder() as home, Replica(home / "house", _alone(home)) as running:
         token, pid = _somebody(running), running.process.pid
         here = running.as_(token)
         here.track.create("experiment:bench/sizing")
         for _ in range(50):
             here.track.start("experiment:bench/sizing")
+        cache = Path(home / "cache")
+        until(lambda: sum(1 for _ in cache.glob("steward-*.sock")), bool)
         before = _pss(pid)
         bar("platform_mib", before / MIB, "<=", 400)
+        bar("steward_mib", _largest("falaj.cli.steward", str(cache)) / MIB, "<=", 100)
         with contextlib.ExitStack() as open_:
             for _ in range(STREAMS):
                 open_.enter_context(_stream(running, token))
@@ -79,6 +82,11 @@ def memory() -> None:
         bank.door()
         bar("gateway_mib", _largest("gateway", scratch) / MIB, "<=", 200)
         bar("replica_mib", _largest("falaj.infer", scratch) / MIB, "<=", 250, "an ONNX model of 30 kB")
+
+
+def _alone(home: Path) -> dict[str, str]:
+    """A platform without a gateway, and with a steward of its own."""
+    return {"FALAJ_GATEWAY": "", "FALAJ_STEWARD": "true", "FALAJ_CACHE": str(home / "cache")}
 
 
 def _somebody(running: Replica) -> str:
