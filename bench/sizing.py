@@ -1,8 +1,8 @@
 """What things cost in bytes: the figures of docs/operate/sizing.md. Run by `make bench NAME=sizing`.
 
-`disk`: what a folder grows by for an event, a run, a version, a job and a blob. `memory`: what `falaj up`, its steward, its gateway,
-a replica of a small model and an open event stream hold (PSS: memory that is shared is divided among its holders). The
-bars are what the page promises, so that it stays true.
+`disk`: what a folder grows by for an event, a run, a version, a job and a blob. `memory`: what `falaj up`, its steward,
+its gateway, a replica of a small model and an open event stream hold (PSS: memory that is shared is divided among its
+holders). The bars are what the page promises, so that it stays true.
 """
 
 import contextlib
