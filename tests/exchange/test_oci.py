@@ -26,7 +26,7 @@ import jwt
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
@@ -251,6 +251,11 @@ def safetensors() -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(8)
 
 
+def pem_of(key: Any) -> bytes:
+    form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return bytes(key.public_key().public_bytes(*form))
+
+
 def test_a_models_signature_goes_along_and_counts(town: Town, place: str, tmp_path: Path) -> None:
     mona = town.as_("mona")
     source = folder_of(tmp_path / "s", {"model.safetensors": safetensors(), "config.json": b"{}"})
@@ -265,8 +270,12 @@ def test_a_models_signature_goes_along_and_counts(town: Town, place: str, tmp_pa
     key = tmp_path / "key.pem"
     key.write_text(opened.key)
     assert mona.catalog.pull("model:fraud/back", f"{place}:v1", key=str(key)).signature == "by the key you named"
-    other = rsa_key()[0].public_key()
-    key.write_bytes(other.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+    # What is no such key is told before anything is fetched: the address is nobody's.
+    for wrong in (b"\xff\xfe\x00 no text", b"{}", pem_of(rsa_key()[0])):
+        key.write_bytes(wrong)
+        error = refusal(lambda: mona.catalog.pull("model:fraud/back", "127.0.0.1:1/fraud/signed:v1", key=str(key)))
+        assert isinstance(error, Invalid) and "holds no public key" in error.message
+    key.write_bytes(pem_of(ec.generate_private_key(ec.SECP256R1())))
     assert isinstance(refusal(lambda: mona.catalog.pull("model:fraud/back", f"{place}:v1", key=str(key))), Corrupt)
     # A file that nobody signed, slipped in beside the signed ones.
     manifest = manifest_of(place)

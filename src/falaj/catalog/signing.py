@@ -101,7 +101,7 @@ def verify(bundle: str, public_key: str, files: Mapping[str, str], name: str = "
 
     `name` is checked where given: a true signature of another version is refused too.
     """
-    statement = _opened(bundle, _public(public_key))
+    statement = _opened(bundle, key_in(public_key))
     subject, predicate = statement.subject[0], statement.predicate
     if name and subject.name != name:
         raise Corrupt(f"the signature is of {subject.name!r:.200} and not of {name}", _AGAIN)
@@ -176,7 +176,8 @@ def _ecdsa(name: str) -> Any:
     return ec.ECDSA(getattr(hashes, name)())
 
 
-def _public(pem: str) -> "EllipticCurvePublicKey":
+def key_in(pem: str) -> "EllipticCurvePublicKey":
+    """A key that signs models; Corrupt when it is none."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 

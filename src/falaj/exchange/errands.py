@@ -12,7 +12,7 @@ from falaj.catalog.reading import open_version
 from falaj.catalog.records import Card, Facts
 from falaj.catalog.sources import Source
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Denied, Invalid
+from falaj.core.errors import Corrupt, Denied, Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.exchange import hub, lake  # noqa: F401 - what they can open, publish can name
@@ -159,7 +159,7 @@ def pull(
     from falaj.exchange.oci import Receiver
     from falaj.exchange.registry import Place, Registry
 
-    place = Place.parse(source)
+    place, named = Place.parse(source), _pem(key) if key else ""
     with (
         staging("oci", here.address, str(name), str(place)) as stage,
         tempfile.TemporaryDirectory(prefix="falaj-pull-") as folder,
@@ -168,8 +168,8 @@ def pull(
         receiver = Receiver(registry, Path(folder), stage)
         with here.progress.task(f"pulling {place}", receiver.size_bytes) as task:
             receiver.receive(task.advance)
-        told, pem = receiver.told, read_document(Path(key)).decode() if key else receiver.told.key
-        signature = _checked(receiver.signature, pem, stage, demanded=bool(key))
+        told = receiver.told
+        signature = _checked(receiver.signature, named or told.key, stage, demanded=bool(key))
         tags = {**told.tags, "oci.source": str(place), "oci.digest": receiver.digest}
         if told.label is not None:
             label = Label.parse(told.label).join(label or Label())
@@ -205,6 +205,17 @@ def mount_read(
         if made and not os.path.ismount(folder):
             folder.rmdir()
     return Mounted(opened.ref, str(folder))
+
+
+def _pem(file: str) -> str:
+    """The public key in a file, looked at before anything is fetched."""
+    from falaj.catalog.signing import key_in
+
+    try:
+        key_in(text := read_document(Path(file)).decode("ascii", "replace"))
+    except Corrupt as error:
+        raise Invalid(f"{file[:200]!r} holds no public key that signs models", "give a PEM file, key.pem") from error
+    return text
 
 
 def _checked(signature: str, pem: str, stage: Path, *, demanded: bool) -> str:
