@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from falaj.catalog import shelf
 from falaj.catalog.records import Card, Facts, Made
 from falaj.catalog.signing import verify
 from falaj.content.records import Column, Table
@@ -308,6 +309,29 @@ def test_every_version_of_a_name_however_it_is_written(town: Town, name: str, pr
     assert listed(name=f"model:{project}/{bare}") == set()
     for wrong in ({"name": f"{mine}@v1"}, {"name": mine, "kind": "model"}, {"name": mine, "project": "other"}):
         assert isinstance(refusal(lambda wrong=wrong: listed(**wrong)), Invalid)
+
+
+@pytest.mark.parametrize("most", [1000, 3])
+def test_versions_of_a_name_come_newest_first_as_numbers_go(
+    town: Town, name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`most`: so many are sorted at once, and more are walked through one by one."""
+    monkeypatch.setattr(shelf, "_MOST_SORTED", most)
+    amal, seen, after = town.as_("amal"), [], ""
+    made = [publish(amal, name, f"text {number}") for number in range(12)]
+    amal.catalog.tag(made[1], "champion")  # what is written anew is not newer for it
+    town.as_("dana").catalog.delete(made[10], "a test")
+    while True:
+        page = amal.catalog.list(name=name, after=after, limit=4)
+        seen += [one.ref.version for one in page.versions]
+        after = page.next
+        if not after:
+            break
+    assert seen == [f"v{number}" for number in (12, *range(10, 0, -1))]
+    assert amal.catalog.list(name=name, after="999").versions[0].ref == made[11]
+    for wrong in ("x", "9" * 5000, "-1"):
+        assert isinstance(refusal(lambda wrong=wrong: amal.catalog.list(name=name, after=wrong)), Invalid)
+    assert town.as_("sara").catalog.list(name=name).versions == ()
 
 
 def test_many_publish_one_name_at_once(town: Town, name: str) -> None:

@@ -6,6 +6,7 @@ the `trail` of versions it meant before. Every move of an alias is an event `cat
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from falaj.catalog.life_records import Named
@@ -33,7 +34,8 @@ FINDABLE = "findable"
 """What a head says of itself when every tombstone of its versions is found by its reason."""
 MOST_TRAIL = 100
 _MOST_ALIASES = 1000
-_MOST_HEADS = 10_000
+_MOST_HEADS, _MOST_SORTED = 10_000, 1000
+_LIST = Ref("list", "catalog", "names")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,8 @@ class Shelf:
         self, tx: Reader, ctx: Context, of: tuple[str, str, str], wanted: tuple[str, str], page: tuple[str, int]
     ) -> tuple[list[Record], str]:
         """The versions that fit, by way of the heads, which know names and aliases; the cursor counts what fits."""
-        (search, alias), (after, limit), sees = wanted, page, sight(self._ledger, ctx, Ref("list", "catalog", "names"))
-        if not (after or "0").isdigit() or not 0 < limit <= _MOST_HEADS:
-            raise Invalid(f"a page of {limit} after {after[:80]!r}", f"1 to {_MOST_HEADS}, and the `next` before")
+        (search, alias), limit, sees = wanted, page[1], sight(self._ledger, ctx, _LIST)
+        start = _after(*page)
         heads, _ = self._page(tx, ctx, of, HEAD, "", _MOST_HEADS)
         fits = [
             head.ref.at(version)
@@ -143,9 +144,22 @@ class Shelf:
             if search.casefold() in head.key.name.casefold()
             and (version := head.body["aliases"].get(alias, "") if alias else head.body["newest"])
         ]
-        start = int(after or 0)
         some = [tx.need(ref) for ref in fits[start : start + limit] if sees(str(ref))]
         return some, str(start + limit) if start + limit < len(fits) else ""
+
+    def _numbered(self, tx: Reader, ctx: Context, name: Ref, after: str, limit: int) -> tuple[list[Record], str]:
+        """The versions of one name that stand, the newest first; the cursor is the number of the last one."""
+        head = tx.get(name)
+        top = head.body["count"] + 1 if head else 0
+        below = min(_after(after, limit) or top, top)
+        found, more = self._page(tx, ctx, (name.kind, name.project, name.name), {"live": "yes"}, "", _MOST_SORTED)
+        live = iter(sorted((one for one in found if _number(one) < below), key=_number, reverse=True))
+        if more:  # too many to read all of them for every page
+            sees, refs = sight(self._ledger, ctx, _LIST), (name.at(f"v{number}") for number in range(below - 1, 0, -1))
+            each = (tx.get(ref) for ref in refs if sees(str(ref)))
+            live = (one for one in each if one is not None and one.body["state"] == "live")
+        some = list(islice(live, limit + 1))
+        return some[:limit], str(_number(some[limit - 1])) if len(some) > limit else ""
 
     def _trail(self, tx: Reader, name: Ref, alias: str) -> list[str]:
         """The versions an alias meant before, oldest first; what was rolled back is not among them."""
@@ -177,6 +191,17 @@ class Shelf:
     def _rewrite(self, tx: Writer, record: Record, **changes: Any) -> Record:
         """Change what is known of a version, and neither its label nor how it is found."""
         return tx.put(record.ref, {**record.body, **changes}, rev=record.rev, label=record.label)
+
+
+def _after(after: str, limit: int) -> int:
+    """The number at which a page begins; Invalid when it is none, or the page too long."""
+    if len(after) > 18 or not (after or "0").isdecimal() or not 0 < limit <= _MOST_HEADS:
+        raise Invalid(f"a page of {limit} after {after[:80]!r}", f"1 to {_MOST_HEADS}, and the `next` before")
+    return int(after or 0)
+
+
+def _number(version: Record) -> int:
+    return int(version.key.version[1:])
 
 
 def sight(ledger: Ledger, ctx: Context, asked: Ref) -> Callable[[str], bool]:

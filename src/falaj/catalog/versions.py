@@ -164,7 +164,7 @@ class Versions(Shelf):
         after: Annotated[str, "where the page before ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
     ) -> VersionPage:
-        """List what you may see, each at its newest version, or every version of one name.
+        """List what you may see, each at its newest version, or every version of one name, the newest first.
 
         Example:
             falaj catalog list --project fraud
@@ -175,6 +175,8 @@ class Versions(Shelf):
         with self._ledger.read(ctx) as tx:
             if search or alias:
                 found, following = self._chosen(tx, ctx, of, (search, alias), (after, limit))
+            elif all(of):
+                found, following = self._numbered(tx, ctx, Ref(*of), after, limit)
             else:
                 found, following = self._page(tx, ctx, of, wanted, after, limit)
             shown = [as_version(record, self._aliases(tx, record.ref)) for record in found]

@@ -181,7 +181,7 @@ def _remove(folder: str) -> None:
 def _made_by(here: Here, name: Ref, run: str) -> str:
     """The newest version that says it was made by a run: nodes that share no folder with us publish by themselves."""
     versions = here.catalog.list(kind=name.kind, project=name.project, name=name.name, limit=MOST_LOOKED).versions
-    for version in sorted(versions, key=lambda one: one.made_at, reverse=True):
+    for version in versions:
         if "run" in version.inputs and str(version.inputs["run"].bare) == run:
             return str(version.ref)
     raise NotFound(f"it published no version of {name.bare}", "its log says why")

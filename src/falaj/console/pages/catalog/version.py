@@ -60,8 +60,7 @@ def _versions(view: View, ref: Ref) -> Html:
         t("console.version"), t("catalog.stage_alias"), t("catalog.message"), Column(t("console.size"), "n"),
         *(Column(h.bdi(name), "n") for name in names), t("console.by"), t("console.made"), "",
     )  # fmt: skip
-    newest = sorted(page.versions, key=lambda one: number_of(one.ref), reverse=True)
-    rows = [_version_row(view, one, names) for one in newest]
+    rows = [_version_row(view, one, names) for one in page.versions]
     return join(parts.table(view, columns, rows, t("console.versions")), parts.pager(view, page.next))
 
 
