@@ -186,6 +186,8 @@ def test_what_a_checkout_will_not_bring_back_is_said_at_once(here: Any, tmp_path
     assert "--paths" in refusal(lambda: here.catalog.checkout(name, str(tmp_path / "whole"))).hint
     here.catalog.checkout(name, str(tmp_path / "part"), paths=("kept.txt",))
     assert (tmp_path / "part/kept.txt").read_text() == "kept"
+    (tmp_path / "nothing").mkdir()
+    assert here.catalog.publish(name, str(tmp_path / "nothing")).note == "there is no file in it"
 
 
 def test_a_single_file(here: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:

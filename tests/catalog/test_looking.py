@@ -44,7 +44,9 @@ def test_publishing_a_model_has_it_looked_into(town: Town, tmp_path: Path) -> No
     (tmp_path / "m" / "model.pkl").write_bytes(pickle.dumps({"a": 1}))
     done = amal.catalog.publish("model:looked/m", str(tmp_path / "m"))
     assert "model.pkl" in done.note
-    assert amal.catalog.promote(done.ref, "production").state == "refused"
+    wish = amal.catalog.promote(done.ref, "production")
+    assert wish.state == "refused"
+    assert "'model.pkl' is a pickle" in wish.why, "nobody knows which file to export"
 
 
 def test_only_models_are_looked_into(town: Town) -> None:

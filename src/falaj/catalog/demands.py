@@ -245,7 +245,8 @@ def _unsafe(record: Record) -> str:
     if not seen["ok"]:
         return "; ".join(seen["reasons"])
     if seen["code_bearing"] or seen["format"] not in (*SAFE, "json", "text"):
-        return f"loading {seen['format'][:40]} may run code: export it to safetensors, ONNX or skops"
+        why = "; ".join(seen["reasons"][:3]) or f"it is {seen['format'][:40]}, {record.body['num_files']} files"
+        return f"loading it may run code ({why[:500]}): export it to safetensors, ONNX or skops"
     return ""
 
 

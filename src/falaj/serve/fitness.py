@@ -70,7 +70,8 @@ def _check_bytes(model: Record) -> None:
         return
     if seen["code_bearing"] or seen["format"] not in (*SAFE, *UNSAID):
         hint = "export it to ONNX or safetensors; what it runs is published as a version of code"
-        raise Denied(f"loading {model.ref} ({seen['format'][:40]}) may run code", hint, model.ref)
+        why = "; ".join(seen["reasons"][:3])[:300] or seen["format"][:40]
+        raise Denied(f"loading {model.ref} may run code: {why}", hint, model.ref)
 
 
 def _check_consent(tx: Reader, ctx: Context, model: Record, stage: str) -> None:

@@ -130,6 +130,7 @@ class _Folder:
         notes = (
             self._outward.told("links that lead out of the folder, which no checkout writes"),
             self._empty.told("empty folders, which are not kept"),
+            "" if self._num_files else "there is no file in it",
         )
         return replace(done, read_files=self._read, kept_files=self._kept, notes=tuple(filter(None, notes)))
 
