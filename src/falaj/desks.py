@@ -33,7 +33,7 @@ DESKS: dict[str, Desk] = {
         "falaj.catalog.service:Catalog",
         "Versions of datasets, models and code: publish, compare, promote, roll back",
         {
-            "see": "show list about names history rules evidence judge users provenance deleted",
+            "see": "show list about names history rules evidence judge users provenance deleted kept",
             "read": "open",
             "write": "begin commit confirm describe annotate tag untag inspect promote rollback attest pin unpin",
             "move": "copy carry",

@@ -25,7 +25,7 @@ from falaj.asof.records import Field
 from falaj.asof.rows import open_part, rows_of
 from falaj.catalog.publishing import Order, carry_out
 from falaj.catalog.reading import open_version
-from falaj.catalog.records import Facts, Version
+from falaj.catalog.records import Facts
 from falaj.catalog.sources import Source
 from falaj.content.records import Column, Table
 from falaj.core.errors import Denied, Invalid, NotFound, Stale
@@ -33,7 +33,7 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.chapters import open_chapter
 from falaj.features.erasing import erase
-from falaj.features.erasure import Erasure, Seen, kept_by_law, spread, spread_rows
+from falaj.features.erasure import Erasure, Seen, spread, spread_rows
 from falaj.features.errands import define_one
 from falaj.features.persons import keys_ref, versions_of
 from falaj.features.records import EntityDef, FeatureDef, Pick, ServiceDef, SourceDef, ViewDef
@@ -359,11 +359,30 @@ def test_a_hold_is_kept_and_told_and_ends(shop: Shop) -> None:
     check_gone(shop, "ana")
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_hold_on_what_it_was_made_from_keeps_a_version_that_is_older(town: Town, sealed: bool) -> None:
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", sealed=sealed)
+    source = shop.publish_set("source", ["zoe"], {})
+    one = shop.bring(ROWS)
+    made = shop.publish_set("train", ["ana", "bo"], {"rows": one.faces[""], "more": source})
+    assert shop.here.catalog.kept((made, source)) == ()
+    shop.here.catalog.hold(source, "case 9")
+    plan = shop.erase("ana", dry=True)
+    done = shop.erase("ana")
+    assert [each.ref for each in plan.kept] == [each.ref for each in done.kept] == [made]
+    assert f"made from {source}, which is under legal hold" in plan.kept[0].why == done.kept[0].why
+    told = {each.ref: each.why for each in shop.here.catalog.kept((made, source, one.faces[""].bare))}
+    assert told == {made: done.kept[0].why, source: f"{source} is under legal hold: case 9"}
+    shop.here.catalog.release(source, "case 9")
+    assert shop.erase("ana").ok
+
+
 def test_retention_and_stages_keep_too(shop: Shop) -> None:
     one = shop.bring(ROWS)
     kept = shop.publish_set("train", ["ana"], {"rows": one.faces[""]})
     shop.here.catalog.promote(kept, "staging")
-    done = shop.erase("ana")
+    plan, done = shop.erase("ana", dry=True), shop.erase("ana")
+    assert [each.ref for each in plan.kept] == [each.ref for each in done.kept]
     if shop.here.catalog.show(kept).stage == "staging":
         assert [(each.ref, "staging" in each.why) for each in done.kept] == [(kept, True)]
 
@@ -548,9 +567,3 @@ def test_chapters_go_whole(data: st.DataObject) -> None:
         assert not one.holds or {one.ref, seen["f"][i].ref} <= gone
     if not any(one.holds for one in seen[""]):
         assert gone == set()
-
-
-def test_the_law_keeps_nothing_because_a_clock_was_ahead() -> None:
-    free = Version(Ref.parse("dataset:p/n@v1"), "", 1, 1, "experiment", Label(), ("home",), "amal", made_at=1000.0)
-    assert kept_by_law(free, 900.0) == ""
-    assert "retention" in kept_by_law(replace(free, label=Label(min_retain_s=10)), 1005.0)

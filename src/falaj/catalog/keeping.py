@@ -1,9 +1,12 @@
 """Keeping: holds, deletion that leaves a tombstone, copies in other zones, and what stays in the local cache."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Annotated
 
+from falaj.catalog.life_records import Kept
 from falaj.catalog.limits import MESSAGE, check_text
 from falaj.catalog.origins import covered
 from falaj.catalog.records import KINDS, STAGES, Version, VersionPage
@@ -70,6 +73,19 @@ class Keeping(Shelf):
             label = replace(record.label, holds=record.label.holds - {why})
             return self._relabel(tx, record, label, "catalog.release", why)
 
+    @verb(reads=("names",))
+    def kept(self, ctx: Context, names: Annotated[tuple[Ref, ...], "which versions"]) -> tuple[Kept, ...]:
+        """Say which of these versions the law keeps now, and why: a hold, also on what one was made from, or retention.
+
+        Example:
+            falaj catalog kept dataset:fraud/tx@v2 dataset:fraud/tx@v3
+        """
+        with self._ledger.read(ctx) as tx:
+            get = cache(tx.get)
+            records = [get(self._pinned(tx, name)) for name in names]
+            live = [one for one in records if one is not None and one.body.get("state") == "live"]
+            return tuple(kept for one in live if (kept := self._law(ctx, one, get)) is not None)
+
     @verb(reads=("name",), group="erase")
     def delete(
         self,
@@ -93,11 +109,12 @@ class Keeping(Shelf):
         with self._ledger.write(ctx) as tx:
             record = self._live(tx, name)
             aliases = [alias for alias, to in self._aliases(tx, name).items() if to == record.key.version]
-            _check_kept(record, aliases, ctx.now())
+            if kept := self._law(ctx, record, tx.get):
+                raise Denied(kept.why, kept.do, kept.ref)
+            _check_stages(record.ref, aliases)
             made = self._made_from(tx, record.ref)
             if made and not force:
                 raise _needed(record.ref, made, self._seen(ctx, record.ref, made))
-            self._check_sources(tx, ctx, record)
             for zone in record.body["zones"]:
                 permit = ctx.permit("delete", str(name.bare), zone)
                 self._blobs.delete(ctx, str(name.bare), zone, tree_of(record).batches[0].bundle, permit)
@@ -262,17 +279,26 @@ class Keeping(Shelf):
         pages = (tx.find(kind, terms={f"from.{ref}": "yes"}, limit=1000) for kind in KINDS)
         return [record for page in pages for record in page.records]
 
-    def _check_sources(self, tx: Reader, ctx: Context, record: Record) -> None:
-        """Denied while a hold stands on what it was made from, at any distance, though it was made before the hold."""
-        left, known = [record], {record.ref}
-        while left:
-            named = {Ref.parse(ref) for ref in left.pop().body.get("inputs", {}).values()} - known
+    def _law(self, ctx: Context, record: Record, get: Callable[[Ref], Record | None]) -> Kept | None:
+        """What keeps a version: a hold on it or on what it was made from, at any distance and whenever that was, or a
+        retention period. `get` reads the others."""
+        label, ref, hint = record.label, record.ref, "falaj catalog release ends a hold"
+        if label.holds:
+            return Kept(ref, f"{ref} is under legal hold: {', '.join(sorted(label.holds))}", hint)
+        left = record.body["made_at"] + label.min_retain_s - ctx.now()
+        # What need not be kept may go at once, whichever clock wrote when it was made.
+        if label.min_retain_s and left > 0:
+            days = -(-left // DAY_S)
+            return Kept(ref, f"{ref} must be kept {days:.0f} days more", "its label sets how long it is kept")
+        rest, known = [record], {ref}
+        while rest:
+            named = {Ref.parse(one) for one in rest.pop().body.get("inputs", {}).values()} - known
             known |= named
-            left += [found for ref in named if ref.kind in KINDS and (found := tx.get(ref)) is not None]
-            if held := next((one for one in left if one.label.holds), None):
-                source = ", ".join(self._seen(ctx, record.ref, [held])) or "a version that you may not see"
-                said = f"{record.ref} was made from {source}, which is under legal hold"
-                raise Denied(said, "falaj catalog release ends a hold", record.ref)
+            rest += [found for one in named if one.kind in KINDS and (found := get(one)) is not None]
+            if held := next((one for one in rest if one.label.holds), None):
+                source = ", ".join(self._seen(ctx, ref, [held])) or "a version that you may not see"
+                return Kept(ref, f"{ref} was made from {source}, which is under legal hold", hint)
+        return None
 
     def _seen(self, ctx: Context, ref: Ref, made: list[Record]) -> list[str]:
         sees = sight(self._ledger, ctx, ref)
@@ -315,17 +341,7 @@ def _cause(reason: str) -> str:
     return reason.partition(":")[0].strip()[:200] or "-"
 
 
-def _check_kept(record: Record, aliases: list[str], now: float) -> None:
-    """Denied or Conflict while something says that it must stay."""
-    label, ref = record.label, record.ref
-    if label.holds:
-        raise Denied(
-            f"{ref} is under legal hold: {', '.join(sorted(label.holds))}", "falaj catalog release ends a hold", ref
-        )
-    left = record.body["made_at"] + label.min_retain_s - now
-    # What need not be kept may go at once, whichever clock wrote when it was made.
-    if label.min_retain_s and left > 0:
-        raise Denied(f"{ref} must be kept {-(-left // DAY_S):.0f} days more", "its label sets how long it is kept", ref)
+def _check_stages(ref: Ref, aliases: list[str]) -> None:
     stages = sorted(set(aliases) & set(STAGES))
     if stages:
         hint = f"falaj catalog promote {ref} retired, or promote another version first"

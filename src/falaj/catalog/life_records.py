@@ -36,6 +36,16 @@ class NamedPage:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What stays although it should go, and why."""
+
+    ref: Ref
+    why: str
+    do: str = ""
+    """What somebody can do about it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """What an alias meant, from when to when, and who saw to it."""
 

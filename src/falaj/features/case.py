@@ -1,6 +1,5 @@
 """One erasure on its way: what it is about, what it took and made so far, and how that is found again later."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from falaj.audit.records import Impact
+from falaj.catalog.life_records import Kept
 from falaj.catalog.publishing import Order
 from falaj.catalog.records import Facts, Version, VersionPage
 from falaj.catalog.sources import Source
@@ -17,13 +17,13 @@ from falaj.core.errand import Here
 from falaj.core.errors import Denied, NotFound, Stale
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
-from falaj.features.erasure import kept_by_law
-from falaj.features.persons import Kept, publish_amended, publish_apart, remove
+from falaj.features.persons import kept_by_law, publish_amended, publish_apart, remove
 from falaj.features.rewriting import Person
 from falaj.snapshot.read import Snapshot
 
 WITHOUT, BEFORE = "without", "before"
 """The tag of versions that people were taken out of (pseudonyms), and the role of the version each is made from."""
+_SERVING = ("staging", "production")
 _BOUND = 64
 """So many letters of a text its bounds show."""
 
@@ -75,11 +75,10 @@ class Case:
 
     def take(self, ref: Ref) -> None:
         """Delete a version, or say why it stays."""
-        if self.dry:
-            why = kept_by_law(self.show(ref), time.time())
-            stays = Kept(ref, why, "falaj catalog release ends a hold") if why else None
-        else:
+        if not self.dry:
             stays = remove(self.here, ref, self.said)
+        elif not (stays := kept_by_law(self.here, (ref,)).get(ref)) and (stage := self.show(ref).stage) in _SERVING:
+            stays = Kept(ref, f"{ref} is in {stage}", f"falaj catalog promote {ref} retired, or another version first")
         if stays is None:
             self.removed.add(ref)
             self.kept.pop(ref, None)

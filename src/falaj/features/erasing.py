@@ -8,7 +8,6 @@ The platform bars the person first, so that no row of theirs comes in behind the
 """
 
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,8 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Denied, Invalid, NotFound, Stale, Unavailable
 from falaj.core.ref import Ref
 from falaj.features.case import BEFORE, WITHOUT, Case, less
-from falaj.features.erasure import Erasure, Seen, Touched, kept_by_law, spread, spread_rows
-from falaj.features.persons import destroy_keys, keys_ref, lock_of, remove, versions_of
+from falaj.features.erasure import Erasure, Seen, Touched, spread, spread_rows
+from falaj.features.persons import destroy_keys, kept_by_law, keys_ref, lock_of, remove, versions_of
 from falaj.features.records import Defined, DefinedPage
 from falaj.features.rewriting import (
     SEGMENT,
@@ -116,11 +115,11 @@ def views_of(here: Here) -> list[Defined]:
 
 def destroy_key(case: Case, arrival: Arrival) -> None:
     """Of a sealed view: destroy the person's key, unless some of what it opens must be kept readable."""
-    name, now = dataset_of(arrival.stream), time.time()
-    rows = [one for face in arrival.labels for one in versions_of(case.here, dataset_of(arrival.stream, face))]
-    held = {one.ref: why for one in rows if (why := kept_by_law(one, now))}
-    for ref, why in held.items():
-        case.keep(ref, why, "the key stays with it: erase again when that has ended")
+    name = dataset_of(arrival.stream)
+    rows = [one.ref for face in arrival.labels for one in versions_of(case.here, dataset_of(arrival.stream, face))]
+    held = kept_by_law(case.here, rows)
+    for one in held.values():
+        case.keep(one.ref, one.why, "the key stays with it: erase again when that has ended")
     if held or case.dry:
         return
     mark = bytes.fromhex(case.marks[arrival.view])

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from falaj.catalog.records import Version
+from falaj.catalog.life_records import Kept
 from falaj.core.data import dataclass
 from falaj.core.ref import Ref
-from falaj.features.persons import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,3 @@ def spread_rows(seen: Mapping[str, Sequence[Seen]], chapters: Sequence[Mapping[s
         if more == bad:
             return bad
         bad = more
-
-
-def kept_by_law(version: Version, now: float) -> str:
-    """Why a version may not be deleted now, in words; empty when it may."""
-    if version.label.holds:
-        return f"{version.ref} is under legal hold: {', '.join(sorted(version.label.holds))}"
-    if version.label.min_retain_s and version.made_at + version.label.min_retain_s > now:
-        return f"{version.ref} must be kept until its retention has ended"
-    return ""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from falaj.asof.sealed import NAME_BYTES, Keys, joined, new_keys, pack_keys, unpack_keys
+from falaj.catalog.life_records import Kept
 from falaj.catalog.publishing import Order, Sink, begin
 from falaj.catalog.reading import open_version
 from falaj.catalog.records import Facts, Made, Version, VersionPage
@@ -53,16 +54,6 @@ class Lock:
     """Let another version count in the place of the one that did; Stale when that is no longer so."""
     pseudonyms: Callable[[Sequence[bytes]], Sequence[str]]
     """What the platform calls people, by the bytes of the key that names them; in hex."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What stays although it should go, and why."""
-
-    ref: Ref
-    why: str
-    do: str = ""
-    """What somebody can do about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +177,17 @@ def remove(here: Here, ref: Ref, reason: str) -> Kept | None:
         return None  # it is gone already
     except Conflict as error:  # in staging or production
         return Kept(ref, error.message, error.hint)
-    except Denied as error:
-        shown: Version = here.catalog.show(ref)
-        if shown.label.holds or shown.label.min_retain_s:
-            return Kept(ref, error.message, error.hint)
+    except Denied:
+        if stays := kept_by_law(here, (ref,)).get(ref):
+            return stays
         raise
     return None
+
+
+def kept_by_law(here: Here, refs: Sequence[Ref]) -> dict[Ref, Kept]:
+    """Those of these versions that a hold or a retention period keeps."""
+    told = (here.catalog.kept(tuple(refs[start : start + _ASKED])) for start in range(0, len(refs), _ASKED))
+    return {one.ref: one for page in told for one in page}
 
 
 def versions_of(here: Here, name: Ref) -> Iterator[Version]:

@@ -5,7 +5,6 @@ remembered here: each step is written into the request once it is done, and each
 again. So it may be killed anywhere: run again it goes on, and ends the same.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +17,8 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.features.erasing import erase_from, holdings, open_case, views_of
-from falaj.features.erasure import Erasure, kept_by_law
-from falaj.features.persons import versions_of
+from falaj.features.erasure import Erasure
+from falaj.features.persons import kept_by_law, versions_of
 from falaj.features.records import EntityDef
 from falaj.features.rewriting import person_of
 from falaj.features.stream import Arrival, dataset_of, quarantine_of
@@ -127,26 +126,21 @@ def _destroy(
 
 def _held(here: Here, entities: Held, who: tuple[str, str], people: Sequence[tuple[Ref, EntityDef]]) -> tuple[str, ...]:
     """What the law keeps of the person. Rows are looked at only where a label says that something is kept at all."""
-    now, found = time.time(), set()
+    found = set()
     for entity, arrivals in entities.items():
         names = {dataset_of(one.stream, face) for one in arrivals for face in one.labels}
         names |= {quarantine_of(one.stream) for one in arrivals}
         rows = [version for name in names for version in versions_of(here, name)]
         made = {ref for version in rows for ref in _made_from(here, version.ref)}
-        if any(kept_by_law(one, now) for one in (*rows, *(_shown(here, ref) for ref in made)) if one):
+        if kept_by_law(here, [one.ref for one in (*rows, *(_shown(here, ref) for ref in made)) if one]):
             report = erase_from(open_case(here, entity, arrivals, who[0], "", dry=True), arrivals)
-            found |= {why for one in report.kept if (why := _law(here, one.ref, now))}
-    tables = list(datasets_of(here))
-    if kept := {one.ref.bare for one in tables if kept_by_law(one, now)}:
-        free = {one.ref.bare for one in tables} - kept
+            found |= {one.why for one in kept_by_law(here, [each.ref for each in report.kept]).values()}
+    tables = [one.ref for one in datasets_of(here)]
+    if kept := {ref.bare for ref in kept_by_law(here, tables)}:
+        free = {ref.bare for ref in tables} - kept
         told = clear_tables(here, keys_in(people), who, "", free, dry=True)
-        found |= {why for ref in told.kept if (why := _law(here, ref, now))}
+        found |= {one.why for one in kept_by_law(here, list(told.kept)).values()}
     return tuple(sorted(found))
-
-
-def _law(here: Here, ref: Ref, now: float) -> str:
-    version = _shown(here, ref)
-    return kept_by_law(version, now) if version else ""
 
 
 def _made_from(here: Here, ref: Ref) -> list[Ref]:
