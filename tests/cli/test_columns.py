@@ -106,3 +106,11 @@ def test_what_has_no_end_yet_shows_none(capsys: pytest.CaptureFixture[str]) -> N
     assert line.split("\t")[2:4] == ["2027-01-15 08:00:00Z", ""]
     put(Promotion(VERSION.ref, "production", "done"))
     assert "until\t\n" in capsys.readouterr().out
+
+
+def test_a_record_with_many_parts_leaves_its_head_in_sight(terminal: pytest.CaptureFixture[str]) -> None:
+    packages = {f"package-{number}": "1.0" for number in range(150)}
+    put({"ref": "model:a/b@v1", "environment": packages})
+    lines = terminal.readouterr().out.splitlines()
+    assert len(lines) < 40
+    assert "… and 120 more: --json shows all" in lines[-1]

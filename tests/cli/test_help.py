@@ -112,6 +112,9 @@ def test_every_example_of_every_verb_can_be_typed() -> None:
         (["tls"], 2, "show|issue"),
         (["tls", "issue", "../x"], 2, "name"),
         (["completion", "tcsh"], 2, "tcsh"),
+        (["catalog", "publish", "dataset:a/b", "x" * 5000], 2, "File name too long"),
+        (["catalog", "import-dvc", "dataset:a/b", "x" * 5000], 2, "File name too long"),
+        (["--at", "/proc/nowhere", "status"], 2, "'/proc/nowhere': No such file"),
     ],
 )
 def test_errors_say_what_is_true_what_to_do_and_end_with_their_code(

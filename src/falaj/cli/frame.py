@@ -1,5 +1,6 @@
 """The frame around every command: common flags, where to connect, and how an error reaches a person or a program."""
 
+import errno
 import json
 import os
 import sys
@@ -55,6 +56,7 @@ class Frame:
         return connect(address, token=token, purpose=self.purpose)
 
 
+_PATHS = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.ELOOP)
 COMMON = ("at", "name", "ca", "purpose", "as_json")
 """What the flags that every command takes are called here."""
 
@@ -69,9 +71,16 @@ def run(command: Run, name: str, before: list[str], after: list[str]) -> int:
 
             frame, _ = read(frame, Parser(prog="falaj", add_help=False), before)
         return command(frame, after)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A path that nobody looked at before: too long, not ours to read, on a disk that is full.
+        wrong = f"{error.filename!r:.200}: {error.strerror}"
+        told = (Invalid if error.errno in _PATHS else FalajError)(wrong, "check the path, and the disk that it is on")
     except FalajError as error:
-        say(error, as_json=as_json)
-        return error.exit_code
+        told = error
+    say(told, as_json=as_json)
+    return told.exit_code
 
 
 def say(error: FalajError, *, as_json: bool) -> None:

@@ -18,6 +18,8 @@ Row = list[str]
 _MOMENTS = frozenset({"at", "expires", "asked", "until", "since", "started", "ended", "due", "received"})
 _LONG = 200
 """So much of a value a table of many shows in a terminal; --json, a pipe and a single record show all of it."""
+_MANY = 30
+"""So many parts of a value a single record shows in a terminal, such as packages of an environment."""
 _WIDE = 100
 """What is longer is shown line by line in a terminal, where it is made of several."""
 
@@ -175,8 +177,11 @@ def _lines(name: str, value: Any) -> str:
     if len(text) <= _WIDE:
         return text
     if isinstance(value, Mapping):
-        return "\n".join(f"{key}={cell('', inner)}" for key, inner in value.items() if key != "facts")
-    return "\n".join(cell("", inner) for inner in value) if isinstance(value, (tuple, list)) else text
+        parts = [f"{key}={cell('', inner)}" for key, inner in value.items() if key != "facts"]
+    else:
+        parts = [cell("", inner) for inner in value] if isinstance(value, (tuple, list)) else [text]
+    more = [f"… and {len(parts) - _MANY} more: --json shows all"] if len(parts) > _MANY else []
+    return "\n".join([*parts[:_MANY], *more])
 
 
 def _cut(text: str) -> str:
