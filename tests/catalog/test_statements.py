@@ -62,6 +62,11 @@ CASES = {
     "nothing known": replace(
         TOLD, version=replace(VERSION, card=None), origins=(), deeds=(), files={}, signed="none", key=""
     ),
+    "two roles, no remote": replace(
+        TOLD,
+        version=replace(VERSION, card=replace(CARD, code=replace(CARD.code, remote=""))),
+        origins=(*TOLD.origins, replace(TOLD.origins[0], role="test")),
+    ),
     "code-bearing": replace(TOLD, version=replace(VERSION, card=replace(CARD, code_bearing=True), label=Label())),
     "a dataset": replace(TOLD, version=replace(VERSION, ref=DATA, card=None), files={}, signed="none", key=""),
     "a program": replace(TOLD, version=replace(VERSION, ref=Ref.parse("code:fraud/train@v2"), card=None), files={}),
@@ -163,3 +168,31 @@ def test_json_holds_all_of_it() -> None:
     assert told["version"]["card"]["params"]["depth"] == "6"
     assert told["deeds"][1]["approved_by"] == ["badr", "dana"]
     assert told["consumers"] == ["endpoint:fraud/score@r1"]
+
+
+def test_what_has_two_roles_is_one_thing_with_both() -> None:
+    told = json.loads(statements.as_cyclonedx(CASES["two roles, no remote"]))
+    refs = [one["bom-ref"] for one in told["components"]]
+    assert len(refs) == len(set(refs))
+    assert told["dependencies"][0]["dependsOn"] == refs
+    assert {"name": "falaj:role", "value": "training, test"} in told["components"][0]["properties"]
+    assert told["metadata"]["component"]["modelCard"]["modelParameters"]["datasets"] == [{"ref": str(DATA)}]
+
+
+@pytest.mark.parametrize(
+    ("remote", "uri"),
+    [
+        ("https://git.example/f.git", "git+https://git.example/f.git@"),
+        ("git@git.example:bank/f.git", "git+ssh://git@git.example/bank/f.git@"),
+        ("/srv/my git/f.git", "git+file:///srv/my%20git/f.git@"),
+        ("../f.git", ""),
+        ("", ""),
+    ],
+)
+def test_addresses_are_addresses(remote: str, uri: str) -> None:
+    card = replace(CARD, code=replace(CARD.code, remote=remote), environment={"Typing_Extensions": "4.16"})
+    told = json.loads(statements.as_slsa(replace(TOLD, version=replace(VERSION, card=card))))
+    source, package = told["predicate"]["buildDefinition"]["resolvedDependencies"][-2:]
+    assert source.get("uri", "") == (uri and uri + CARD.code.commit)
+    assert source["digest"] == {"gitCommit": CARD.code.commit}
+    assert package == {"name": "Typing_Extensions", "uri": "pkg:pypi/typing-extensions@4.16"}

@@ -192,12 +192,20 @@ def _dependencies(told: Provenance) -> Iterator[Plain]:
     if code and code.commit:
         yield {
             "name": "source",
-            "uri": f"git+{code.remote or 'unknown'}@{code.commit}",
+            **({"uri": f"git+{remote}@{code.commit}"} if (remote := _remote(code.remote)) else {}),
             "digest": {"gitCommit": code.commit},
             **({"annotations": {"uncommitted": code.dirty}} if code.dirty else {}),
         }  # fmt: skip
     for name, release in _packages(told.card):
         yield {"name": name, "uri": _purl(name, release)}
+
+
+def _remote(remote: str) -> str:
+    """Where a repository lies, as an address: `git@host:path` is none. Empty where nobody can tell."""
+    host, colon, path = remote.partition(":")
+    if "://" not in remote:
+        remote = f"ssh://{host}/{path.lstrip('/')}" if colon else f"file://{remote}" if host.startswith("/") else ""
+    return quote(remote, safe=":/@%+~?&=#")
 
 
 def _tree(root: str) -> Plain:
@@ -210,7 +218,8 @@ def _packages(card: Card) -> list[tuple[str, str]]:
 
 
 def _purl(name: str, release: str) -> str:
-    return f"pkg:pypi/{quote(name, safe='')}@{quote(release, safe='')}"
+    """A package's address. Small letters and dashes: however its maker writes it, scanners look for that."""
+    return f"pkg:pypi/{quote(name.lower().replace('_', '-'), safe='')}@{quote(release, safe='')}"
 
 
 def _component(told: Provenance) -> Plain:
@@ -237,7 +246,7 @@ def _model_card(told: Provenance) -> Plain:
         side: [{"format": json.dumps(one, ensure_ascii=False)} for one in _listed(card.signature.get(side))]
         for side in ("inputs", "outputs")
     }
-    data = [{"ref": one.ref} for one in told.origins if one.ref.startswith("dataset:")]
+    data = [{"ref": ref} for ref in dict.fromkeys(one.ref for one in told.origins) if ref.startswith("dataset:")]
     limits = ["Loading it runs code: it is stored and never loaded by the platform."] if card.code_bearing else []
     return {
         "modelParameters": {"datasets": data, **shapes},
@@ -252,8 +261,11 @@ def _model_card(told: Provenance) -> Plain:
 
 
 def _materials(told: Provenance) -> Iterator[Plain]:
-    """What it was made from, and the packages beside it."""
+    """What it was made from, and the packages beside it. What has several roles is one thing: each has one name."""
+    roles = {one.ref: ", ".join(each.role for each in told.origins if each.ref == one.ref) for one in told.origins}
     for one in told.origins:
+        if one.label is not None and one.ref not in roles:
+            continue
         if one.label is None:
             yield {"type": "data", "bom-ref": f"{HIDDEN}:{one.role}", "name": HIDDEN, "description": one.role}
             continue
@@ -261,7 +273,7 @@ def _materials(told: Provenance) -> Iterator[Plain]:
         name, _, version = rest.partition("@")
         made: Plain = {
             "type": _KINDS.get(kind, "data"), "bom-ref": one.ref, "name": name, "version": version,
-            "properties": _properties({"role": one.role, "tree": one.root, "label": one.label.words}),
+            "properties": _properties({"role": roles.pop(one.ref), "tree": one.root, "label": one.label.words}),
         }  # fmt: skip
         if kind == "dataset":
             made["data"] = [{
