@@ -49,6 +49,15 @@ def test_publishing_a_model_has_it_looked_into(town: Town, tmp_path: Path) -> No
     assert "'model.pkl' is a pickle" in wish.why, "nobody knows which file to export"
 
 
+def test_a_metric_that_is_no_number_is_refused_before_anything_is_sent(town: Town, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    error = refusal(
+        lambda: town.as_("amal").catalog.publish("model:diverged/m", str(tmp_path), metrics={"auc": float("nan")})
+    )
+    assert isinstance(error, Invalid)
+    assert "'auc' is nan" in error.message
+
+
 def test_only_models_are_looked_into(town: Town) -> None:
     amal = town.as_("amal")
     assert isinstance(refusal(lambda: amal.catalog.inspect(publish(amal))), Invalid)

@@ -2,6 +2,7 @@
 Python it is published with."""
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,12 +36,15 @@ def make_card(path: Path, metrics: Mapping[str, float], params: Mapping[str, str
 
     told = _read(path / FILE) if path.is_dir() else _Told()
     looked = inspect(path)
-    words = command or told.command
+    words, measured = command or told.command, {**told.metrics, **metrics}
+    for name, value in measured.items():
+        if not math.isfinite(value):
+            raise Invalid(f"the metric {name[:80]!r} is {value}", "a finite number, or leave it out")
     return Card(
         format=looked.format,
         code_bearing=looked.code_bearing,
         signature=told.signature,
-        metrics={**told.metrics, **metrics},
+        metrics=measured,
         params={name: str(value) for name, value in {**told.params, **params}.items()},
         environment=told.environment or environment(),
         command=tuple(_split(words) if isinstance(words, str) else words),

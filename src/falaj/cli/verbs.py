@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import sys
 import typing
 from collections.abc import Mapping
@@ -204,7 +205,8 @@ def usage(name: str, verb: Verb) -> str:
     """One line that shows what is typed in order, and what else is required."""
     words = [f"{_shown(p, _one(p.type))}{' ...' if _many(p.type) else ''}" for p in in_order(verb)]
     words += [f"[{_shown(p, _one(p.type))}]" for p in _last(verb)]
-    words += [f"{_flag(p)} KEY=VALUE" for p in verb.params if p.required and not _positional(p)]
+    rest = [p for p in verb.params if p.required and not _positional(p)]
+    words += [f"{_flag(p)} KEY=VALUE" if _many(p.type) else f"{_flag(p)}|--no-{_flag(p)[2:]}" for p in rest]
     return " ".join([f"falaj {name} {typed(verb)}", *words, "[flags]"])
 
 
@@ -226,7 +228,8 @@ def given(desk_name: str, verb: Verb, found: Any) -> dict[str, Any]:
         if param.name not in taken and words:
             taken[param.name] = words if _many(param.type) else words.pop(0)
             words = [] if _many(param.type) else words
-    missing = [_shown(p, _one(p.type)) for p in verb.params if p.required and p.name not in taken]
+    wanted = [p for p in verb.params if p.required and p.name not in taken]
+    missing = [_shown(p, _one(p.type)) if _positional(p) else _flag(p) for p in wanted]
     if missing or words:
         what = f"{', '.join(missing)} is missing" if missing else f"{words[0][:40]!r} is one argument too many"
         raise Invalid(what, usage(desk_name, verb))
@@ -345,10 +348,10 @@ def _json(param: Param, given: str) -> Any:
 
 def _plain(param: Param, kind: Any, given: Any) -> Any:
     if kind in (int, float) and isinstance(given, str):
-        try:
-            return kind(given)
-        except ValueError:
-            raise Invalid(f"{param.name} cannot be {given[:40]!r}", "it must be a number") from None
+        with suppress(ValueError, OverflowError):
+            if math.isfinite(number := kind(given)):  # the wire knows no other
+                return number
+        raise Invalid(f"{param.name} cannot be {given[:40]!r}", "it must be a number")
     if is_dataclass(kind) and kind is not Label and isinstance(given, str):
         return _json(param, given)
     return given
