@@ -1,14 +1,19 @@
 """What a list shows to people: a few columns that exist, while a program gets everything."""
 
+import json
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
 from falaj.catalog.life_records import Binding, Promotion
 from falaj.catalog.records import Version
+from falaj.cli.frame import Frame, say
 from falaj.cli.tables import cell, put
+from falaj.cli.verbs import given, parsed
 from falaj.content.records import Column, Table
+from falaj.core.errors import Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
@@ -114,3 +119,27 @@ def test_a_record_with_many_parts_leaves_its_head_in_sight(terminal: pytest.Capt
     lines = terminal.readouterr().out.splitlines()
     assert len(lines) < 40
     assert "… and 120 more: --json shows all" in lines[-1]
+
+
+def test_what_others_wrote_commands_no_terminal(terminal: pytest.CaptureFixture[str]) -> None:
+    """Brackets were styles to the library that draws tables: some words vanished, and [/this] ended in a traceback."""
+    said = "fix [/red], [int8] and :fire: \x1b[2J\u202eآمن"
+    for value in ({"message": said}, ({"message": said},), (said,), ((said, said),)):
+        put(value)
+        out = terminal.readouterr().out
+        assert "fix [/red], [int8] and :fire: \\x1b[2J\\u202eآمن" in out
+        assert not {"\x1b[2J", "\u202e"} & {out[at : at + length] for at in range(len(out)) for length in (1, 4)}
+
+
+def test_no_error_commands_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say(Invalid("\x1b[31m holds no runs", "a\nb\x07"), as_json=False)
+    assert capsys.readouterr().err == "error: \\x1b[31m holds no runs\nhint: a\nb\\x07\n"
+
+
+def test_records_are_given_as_json_one_by_one_or_in_a_list(tmp_path: Path) -> None:
+    points = [{"key": "loss", "value": 0.4, "step": 1}, {"key": "loss", "value": 0.2, "step": 2}]
+    (tmp_path / "points.json").write_text(json.dumps(points))
+    log, name = verbs_of(desk_class("track"))["log"], "run:a/b"
+    for words in ([json.dumps(one) for one in points], [json.dumps(points)], [f"@{tmp_path}/points.json"]):
+        typed = [word for one in words for word in ("--metrics", one)]
+        assert given("track", log, parsed(Frame("track"), "track", log, [name, *typed])[1])["metrics"] == tuple(points)

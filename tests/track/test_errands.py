@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import Invalid
+from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.track.draw import draw, spark
 from falaj.track.records import Metric
@@ -58,7 +58,9 @@ def test_runs_are_plotted_over_one_another(amal: Any, run: Ref) -> None:
     both = amal.track.plot("loss", (run, other), width=40, height=8)
     assert "second" in both
     assert "-499" in both
-    assert "nothing to draw" in amal.track.plot("nothing", (run,))
+    amal.track.log(run, metrics=(Metric("broken", float("nan")),))
+    assert "nothing to draw" in amal.track.plot("broken", (run,))
+    assert isinstance(refusal(lambda: amal.track.plot("los", (run, other))), NotFound)
     for wrong in ({"runs": ()}, {"runs": (run,), "height": 1}, {"runs": (run,), "width": 10**6}):
         assert isinstance(refusal(lambda wrong=wrong: amal.track.plot("loss", **wrong)), Invalid)
 

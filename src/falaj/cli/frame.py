@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,6 +57,7 @@ class Frame:
         return connect(address, token=token, purpose=self.purpose)
 
 
+_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _PATHS = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.ELOOP)
 COMMON = ("at", "name", "ca", "purpose", "as_json")
 """What the flags that every command takes are called here."""
@@ -90,6 +92,11 @@ def say(error: FalajError, *, as_json: bool) -> None:
         return
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     red, dim, plain = ("\033[31m", "\033[2m", "\033[0m") if colour else ("", "", "")
-    sys.stderr.write(f"{red}error: {error.message}{plain}\n")
+    sys.stderr.write(f"{red}error: {harmless(error.message)}{plain}\n")
     if error.hint:
-        sys.stderr.write(f"{dim}hint: {error.hint}{plain}\n")
+        sys.stderr.write(f"{dim}hint: {harmless(error.hint)}{plain}\n")
+
+
+def harmless(text: str) -> str:
+    """What others wrote, without what a terminal obeys: orders to it, and signs that turn the direction of a line."""
+    return _ORDERS.sub(lambda found: ascii(found[0])[1:-1], text)

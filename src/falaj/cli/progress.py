@@ -23,7 +23,8 @@ class Bars:
         from rich.console import Console
 
         amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "B" else (rich.MofNCompleteColumn(),)
-        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
+        said = rich.TextColumn("{task.description}", markup=False)
+        columns = (said, rich.BarColumn(), *amount, rich.TimeRemainingColumn())
         with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             yield _Bar(bar, bar.add_task(text, total=total))
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from falaj.cli.frame import harmless
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 
@@ -69,6 +70,7 @@ def plain(value: Any) -> Any:
 
 def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
     """A table with a head in a terminal, tab-separated lines elsewhere."""
+    title, lines = [harmless(name) for name in title], [[harmless(part) for part in row] for row in lines]
     if not sys.stdout.isatty():
         head = [] if records else ["\t".join(title)]
         sys.stdout.write("".join(f"{line}\n" for line in [*head, *("\t".join(_flat(c) for c in row) for row in lines)]))
@@ -84,7 +86,8 @@ def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
         table.add_column(name, style="bold" if records and not at else None, overflow="fold")
     for row in lines:
         table.add_row(*(row if records else map(_cut, row)))
-    Console().print(table)
+    # Words [in brackets] are no styles, and words between colons no pictures, as the library has it.
+    Console(markup=False, emoji=False).print(table)
 
 
 def cell(name: str, value: Any) -> str:
@@ -133,9 +136,9 @@ def _put_many(values: Sequence[Any]) -> None:
         names = list(dict.fromkeys(key for value in values for key in value))
         rows(names, [[cell(name, value.get(name)) for name in names] for value in values])
     elif isinstance(first, (tuple, list)):
-        sys.stdout.write("".join("\t".join(cell("", part) for part in value) + "\n" for value in values))
+        sys.stdout.write("".join("\t".join(harmless(cell("", part)) for part in value) + "\n" for value in values))
     else:
-        sys.stdout.write("".join(f"{cell('', value)}\n" for value in values))
+        sys.stdout.write("".join(f"{harmless(cell('', value))}\n" for value in values))
 
 
 def _put_one(value: Any) -> None:

@@ -303,6 +303,9 @@ def _value(param: Param, given: Any) -> Any:
         return inward(given)
     if origin in (tuple, list):
         inner = typing.get_args(kind)[0]
+        if is_dataclass(inner) and inner is not Label:
+            whole = [_json(param, word) for word in given]
+            return tuple(one for each in whole for one in (each if isinstance(each, list) else [each]))
         return tuple(_plain(param, inner, part.strip()) for word in given for part in word.split(",") if part.strip())
     if origin is dict:
         return _pairs(param, typing.get_args(kind)[1], given)

@@ -57,12 +57,13 @@ def top(
 
     if once or not sys.stdout.isatty():
         size = shutil.get_terminal_size((120, 60))
-        told = Console(file=io.StringIO(), width=size.columns, force_terminal=False)
+        told = Console(file=io.StringIO(), width=size.columns, force_terminal=False, markup=False)
         now = _now(here)
         told.print(_frame(now, 10_000))
         text: str = told.file.getvalue()  # type: ignore[attr-defined]
         return replace(now, lines=tuple(line.rstrip() for line in text.splitlines()))
-    with here.working(), _keys() as pressed, Live(screen=True, auto_refresh=False) as live:
+    plain = Console(markup=False)  # what clusters say of themselves has brackets in it
+    with here.working(), _keys() as pressed, Live(console=plain, screen=True, auto_refresh=False) as live:
         while True:
             live.update(_frame(_now(here), shutil.get_terminal_size().lines), refresh=True)
             if pressed(every_s):

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, TypeVar
 from blake3 import blake3
 
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Conflict, Invalid
+from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.track.draw import draw, spark
 from falaj.track.names import MAIN, full_name, ref_of
@@ -78,6 +78,8 @@ def plot(
         run: Run = here.track.show(ref)
         points = here.track.history(ref, metric, bins=_BINS).points
         curves.append((f"{run.title} ({ref})", [(float(one.step), one.number) for one in points]))
+    if not any(points for _, points in curves):
+        raise NotFound(f"nobody logged {metric[:200]!r} there", f"falaj track sparks {runs[0]} shows what was")
     room = width or max(20, shutil.get_terminal_size((100, 24)).columns - 14)
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     return f"{metric}\n{draw(curves, room, height, colour=coloured, log=log)}"

@@ -98,6 +98,7 @@ class Runs(Notebook):
 
         Example:
             falaj track log run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 --params lr=0.1
+            falaj track log run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 --metrics '{"key": "loss", "value": 0.4}'
         """
         points = _points(metrics, ctx.now())
         with self._ledger.write(ctx) as tx:
