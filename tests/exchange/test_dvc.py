@@ -240,6 +240,13 @@ def test_hostile_yaml_is_refused(tmp_path: Path, text: str) -> None:
         brought(tmp_path)
 
 
+def test_nobody_waits_for_a_pipe_that_is_named_like_a_description(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()
+    os.mkfifo(tmp_path / "x.dvc")
+    with pytest.raises(Invalid, match="is no plain file"):
+        brought(tmp_path)
+
+
 def test_links_lead_nowhere(tmp_path: Path) -> None:
     """A link in the working tree is not followed, even to a file with the right bytes."""
     project, outside = tmp_path / "project", tmp_path / "outside"

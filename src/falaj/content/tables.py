@@ -19,7 +19,6 @@ from falaj.content.duck import Duck, Relation, TableFiles, ask, find_table, name
 from falaj.content.records import Column, Table
 from falaj.core.errors import NotFound
 
-CATEGORIES = ("personal", "sensitive")
 GONE = "gone"
 """Said of a column that was declared and will not come back."""
 READ_BYTES = 16 << 30

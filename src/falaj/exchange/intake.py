@@ -36,6 +36,8 @@ def unlinked(root: Path, path: Path) -> bool:
 
 def read_document(file: Path) -> bytes:
     """The bytes of a file that describes others; Invalid when it is too large for that."""
+    if file.is_fifo() or file.is_socket():  # opening one would wait for whoever writes to it
+        raise Invalid(f"{file} is no plain file", "move it away")
     try:
         with file.open("rb") as opened:
             data = opened.read(MOST_DOCUMENT + 1)
