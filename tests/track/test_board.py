@@ -219,6 +219,34 @@ def test_a_group_that_began_before_another_replica_wrote_still_finds_it(tmp_path
     town.close()
 
 
+def test_searches_of_one_group_look_once_and_the_next_group_looks_again(
+    town: Town, amal: Any, run: Ref, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[str]()
+    told = town.house.track.measures.told
+    monkeypatch.setattr(town.house.track.measures, "told", lambda *given: (looks.append("points"), told(*given))[1])
+    monkeypatch.setattr(town.house.ledger.store, "end", _counted(town.house.ledger.store.end, looks))
+    amal.track.list()
+    looks.clear()
+    for value in (1.0, 2.0):
+        amal.track.log(run, metrics=(Metric("a", value, 1.0, int(value)),))
+        with town.house.ledger.group():
+            for where in (f"metrics.a = {value}", "", f"metrics.a >= {value}"):
+                assert ids(amal.track.list(where=where)) == [run.name]
+    assert looks == ["log", "points"] * 2
+    amal.track.list()
+    amal.track.list()
+    assert looks == ["log", "points"] * 4  # alone, everybody looks
+
+
+def _counted(end: Any, looks: list[str]) -> Any:
+    def counted() -> Any:
+        looks.append("log")
+        return end()
+
+    return counted
+
+
 def test_two_replicas_on_one_database(tmp_path: Path, postgres_url: str) -> None:
     """What one wrote the other finds; both write to the same run, and nothing is lost."""
     town = Town(tmp_path, store=postgres_url)

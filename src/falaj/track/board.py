@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from falaj.core.context import Context
 from falaj.core.errors import Invalid
-from falaj.core.ports import Key
+from falaj.core.ports import Block, Key
 from falaj.core.ref import Ref
 from falaj.store.envelope import cell_text
 from falaj.store.ledger import Ledger
@@ -94,6 +94,8 @@ class _Table:
         self.elsewhere: set[str] = set()
         self.log: str | None = None
         self.tail = ""
+        self.group: object = None
+        """The group of calls for which somebody has looked last."""
         self.came: deque[Record] = deque()
         self.doubted: deque[Key] = deque()
         self.lists: OrderedDict[tuple[Any, ...], list[Row]] = OrderedDict()
@@ -193,10 +195,14 @@ class Board:
             raise Invalid(f"{state[:40]!r} is no state", f"one of {', '.join(_STATES)}")
         cells, wanted = ctx.cells("run"), self._wanted(ctx, experiments, project)
         table = self._table(ctx.tenant)
+        # All calls of a group were asked before it began: what the first of them looks up is new enough for the others.
+        group = self._ledger.together
+        looked = group is not None and table.group is group
         # Asking the log may wait for a writer, so it happens before the lock is taken.
-        heard = self._heard(ctx.tenant, table)
+        heard = None if looked else self._heard(ctx.tenant, table)
         with table.lock:
             self._catch_up(ctx.tenant, table, heard)
+            table.group = group
             self._load(ctx.tenant, table, wanted)
             question = (wanted, state, cells)
             rows = table.keep(table.lists, question, lambda: _listed(table, question))
@@ -242,12 +248,14 @@ class Board:
                 break
         return changed, max(at, end)
 
-    def _catch_up(self, tenant: str, table: _Table, heard: tuple[dict[str, int], str]) -> None:
+    def _catch_up(self, tenant: str, table: _Table, heard: tuple[dict[str, int], str] | None) -> None:
         """Take in what happened since the last look. All of it may be taken in twice and changes nothing then."""
-        changed, at = heard
-        table.log = max(table.log or "", at)
-        # Points first: whoever logged some has started the run before, so that what comes next knows it.
-        told, table.tail = self._measures.told(tenant, table.tail)
+        changed, told = dict[str, int](), list[Block]()
+        if heard is not None:
+            changed, at = heard
+            table.log = max(table.log or "", at)
+            # Points first: whoever logged some has started the run before, so that what comes next knows it.
+            told, table.tail = self._measures.told(tenant, table.tail)
         while table.came:
             record = table.came.popleft()
             known = table.rows.get(record.key.name)
