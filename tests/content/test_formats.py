@@ -77,11 +77,12 @@ def proto(*fields: tuple[int, int | bytes]) -> bytes:
     return made
 
 
-def tensor(location: str | bytes = b"") -> bytes:
+def tensor(location: str | bytes = b"", **said: str) -> bytes:
     if not location:
         return proto((1, 4), (2, 1), (9, b"\0" * 16))
     raw = location.encode() if isinstance(location, str) else location
-    return proto((2, 1), (13, proto((1, b"offset"), (2, b"0"))), (13, proto((1, b"location"), (2, raw))), (14, 1))
+    pairs = {"offset": b"0", "location": raw, **{key: value.encode() for key, value in said.items()}}
+    return proto((2, 1), *((13, proto((1, key.encode()), (2, value))) for key, value in pairs.items()), (14, 1))
 
 
 def onnx_file(*initializers: bytes, nodes: tuple[bytes, ...] = ()) -> bytes:
@@ -246,6 +247,40 @@ def test_onnx_external_data_beside_it_is_weights_and_not_a_riddle(tmp_path: Path
     (tmp_path / "stray.bin").unlink()
     (tmp_path / "data" / "w.bin").write_bytes(pickle.dumps(Gadget()))
     assert inspect(tmp_path).code_bearing, "a pickle stays one, whoever points at it"
+
+
+@pytest.mark.parametrize(
+    ("said", "fits"),
+    [
+        ({}, True),
+        ({"offset": "64", "length": "192"}, True),
+        ({"offset": "256", "length": "0"}, True),
+        ({"offset": "257"}, False),
+        ({"length": "257"}, False),
+        ({"offset": "64", "length": "193"}, False),
+        ({"offset": "-1"}, False),
+        ({"offset": "300", "length": "-100"}, False),
+        ({"offset": "0x10"}, False),
+        ({"length": "9" * 5000}, False),
+        ({"length": ""}, False),
+    ],
+)
+def test_onnx_external_data_lies_inside_its_file(tmp_path: Path, said: dict[str, str], fits: bool) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(range(256)))
+    (tmp_path / "m.onnx").write_bytes(onnx_file(tensor("w.bin", **said), tensor("w.bin")))
+    if fits:
+        assert inspect(tmp_path) == Inspected("onnx", False)
+        return
+    with pytest.raises(Invalid, match=r"'m\.onnx': its external data 'w\.bin' has 256 bytes"):
+        inspect(tmp_path)
+
+
+def test_an_onnx_tensor_says_once_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(range(256)))
+    twice = proto((1, 4), *((13, proto((1, b"location"), (2, b"w.bin"))) for _ in range(2)))
+    (tmp_path / "m.onnx").write_bytes(onnx_file(twice))
+    with pytest.raises(Invalid, match="twice where its external data"):
+        inspect(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["attribute", "subgraph", "function", "sparse", "training"])

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,6 +14,8 @@ from falaj.core.errors import Invalid
 MOST_PARTS = 2_000_000
 MOST_DEPTH = 64
 _TENSOR, _ENTRY = "tensor", "entry"
+_LOCATION, _SPAN = b"location", (b"offset", b"length")
+_COUNT = re.compile(rb"[0-9]{1,19}")
 _GRAMMAR: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -25,8 +30,9 @@ _GRAMMAR: dict[str, dict[int, str]] = {
 
 
 def external_data(file: BinaryIO, size: int, folder: Path) -> set[Path]:
-    """The files beside it that hold its tensors; Invalid when one lies elsewhere, is a link, or is not there."""
-    return {_beside(folder, location) for location in _locations(_Window(file.fileno()), size)}
+    """The files beside it that hold its tensors; Invalid when one lies elsewhere, is a link, is not there or ends
+    before what a tensor wants of it."""
+    return {_beside(folder, told) for told in _told(_Window(file.fileno()), size)}
 
 
 class _Window:
@@ -47,12 +53,26 @@ class _Window:
         return os.pread(self._file, min(stop - start, 4097), start)
 
 
-def _locations(data: _Window, size: int) -> Iterator[str]:
-    """Walk without recursion, every step counted."""
+def _told(data: _Window, size: int) -> Iterator[dict[bytes, bytes]]:
+    """What each tensor that lies elsewhere says of that."""
+    for _, entries in groupby(_entries(data, size), itemgetter(0)):
+        told: dict[bytes, bytes] = {}
+        for _, key, value in entries:
+            if key in told:  # readers differ in which of the two counts
+                raise Invalid("a tensor says twice where its external data lies", "export it again")
+            if key in (_LOCATION, *_SPAN):
+                told[key] = value
+        if _LOCATION in told:
+            yield told
+
+
+def _entries(data: _Window, size: int) -> Iterator[tuple[int, bytes, bytes]]:
+    """Of which tensor, key and value, those of one tensor together. Walks without recursion, every step counted."""
     stack = [("model", 0, size, 0)]
-    parts, graphs = 0, 0
+    parts, graphs, tensors = 0, 0, 0
     while stack:
         kind, at, end, depth = stack.pop()
+        tensors += kind == _TENSOR
         pair: dict[int, bytes] = {}
         while at < end:
             parts += 1
@@ -65,8 +85,8 @@ def _locations(data: _Window, size: int) -> Iterator[str]:
                 stack.append((child, start, at, depth + 1))
             elif kind == _ENTRY and start >= 0:
                 pair[number] = data.text(start, at)
-        if kind == _ENTRY and pair.get(1) == b"location":
-            yield pair.get(2, b"").decode("utf-8", "surrogateescape")
+        if kind == _ENTRY:
+            yield tensors, pair.get(1, b""), pair.get(2, b"")
     if not graphs:
         raise _cut()
 
@@ -103,21 +123,26 @@ def _varint(data: _Window, at: int, end: int) -> tuple[int, int]:
     raise _cut()
 
 
-def _beside(folder: Path, location: str) -> Path:
-    """The file that a location names, if it is a plain file under the folder of the model that names it."""
+def _beside(folder: Path, told: dict[bytes, bytes]) -> Path:
+    """The file that a tensor names, if it is a plain file under the folder of the model and holds what it wants."""
+    location = told[_LOCATION].decode("utf-8", "surrogateescape")
     parts = location.split("/")
     said = f"its external data {location!r:.200}"
     if any(part in ("", ".", "..") for part in parts) or "\\" in location or "\0" in location or ":" in location:
         raise Invalid(f"{said} lies outside the model", "export it with its data beside it, or inside it")
-    path, there = folder, False
+    path, size = folder, -1
     with contextlib.suppress(OSError):  # a name that no file can have
         for part in parts:
             path = path / part
             if path.is_symlink():
                 raise Invalid(f"{said} is a link", "put the file itself beside the model")
-        there = path.is_file()
-    if not there:
+        size = path.stat().st_size if path.is_file() else -1
+    if size < 0:
         raise Invalid(f"{said} is not there", "add it to the folder of the model")
+    span = [told.get(key, b"0") for key in _SPAN]
+    if not all(map(_COUNT.fullmatch, span)) or sum(map(int, span)) > size:
+        wanted = " and ".join(f"{text.decode('ascii', 'replace')!r:.40}" for text in span)
+        raise Invalid(f"{said} has {size} bytes and not those at offset and length {wanted}", "export it again")
     return path.resolve()
 
 
