@@ -157,6 +157,7 @@ def test_reads_of_one_file_and_of_a_part_of_it(here: Any, folder: Path, request:
     assert isinstance(refusal(lambda: here.catalog.cat(name, "../plain.txt")), NotFound)
     assert "deep/er/big.bin" in refusal(lambda: here.catalog.cat(name, "link")).message
     assert isinstance(refusal(lambda: here.catalog.cat(name, "plain.txt", 5, 2)), Invalid)
+    assert refusal(lambda: here.catalog.cat(name, "plain.txt", -5)).message == "a range from -5 to the end"
     listed = here.catalog.files(name, "deep/")
     assert [row.path for row in listed] == ["deep/empty", "deep/er/big.bin"]
     rows = {row.path: row for row in here.catalog.files(name)}

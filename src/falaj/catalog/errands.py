@@ -103,13 +103,14 @@ def cat(
         falaj catalog cat dataset:fraud/tx@v3 2026/july.csv --stop 4096
     """
     if start < 0 or (stop is not None and stop < start):
-        raise Invalid(f"a range from {start} to {stop}", "ranges count bytes from 0 and end after they begin")
+        end = "the end" if stop is None else stop
+        raise Invalid(f"a range from {start} to {end}", "ranges count bytes from 0 and end after they begin")
     _, snapshot = open_version(here, name)
     entry = snapshot.entry(path_of(path))
     if entry.kind != "file":
         raise Invalid(f"{path!r:.300} is a link to {text_of(entry.target)!r:.300}", "read that file")
-    end = entry.size if stop is None else min(stop, entry.size)
-    return Stream(snapshot.read(entry, start, stop), max(end - start, 0))
+    last = entry.size if stop is None else min(stop, entry.size)
+    return Stream(snapshot.read(entry, start, stop), max(last - start, 0))
 
 
 @errand
