@@ -262,3 +262,24 @@ def test_a_mount_in_the_background(published: tuple[dict[str, str], str], source
         command(env, "dataset:fraud/none", at, "--background"), env=env, check=False, capture_output=True, text=True
     )
     assert failed.returncode == 5
+
+
+def test_a_mount_in_the_background_takes_its_folder_away(published: tuple[dict[str, str], str], tmp_path: Path) -> None:
+    env, ref = published
+    at = tmp_path / "at"
+    words = command(env, ref, at, "--background", "--json")
+    done = subprocess.run(words, env=env, check=False, capture_output=True, text=True, timeout=60)
+    try:
+        assert done.returncode == 0, done.stderr
+        assert os.path.ismount(at)
+    finally:
+        subprocess.run(["fusermount3", "-u", str(at)], check=False)
+    wait_until(lambda: not at.exists(), 30)
+    # One that cannot be mounted: the process that was to stay finds no library.
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/mfusepy.py").write_text("raise OSError('no libfuse')")
+    poor = {**env, "PYTHONPATH": os.pathsep.join((str(tmp_path / "broken"), env.get("PYTHONPATH", "")))}
+    failed = subprocess.run(words, env=poor, check=False, capture_output=True, text=True, timeout=60)
+    assert failed.returncode != 0
+    assert "libfuse" in failed.stderr + failed.stdout
+    assert not at.exists()

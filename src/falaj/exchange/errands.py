@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -198,12 +199,15 @@ def mount_read(
     folder, made = ready(to)
     try:
         if background:
+            if made:  # whoever makes it takes it away again, and that is the process that stays
+                folder.rmdir()
             return Mounted(opened.ref, str(folder), start_behind(folder))
         with here.progress.task(f"{opened.ref} is at {folder}: Ctrl-C ends it", None, "files"):
             mount(View(snapshot, here.catalog.show(opened.ref).made_at), folder, str(opened.ref))
     finally:
         if made and not os.path.ismount(folder):
-            folder.rmdir()
+            with suppress(FileNotFoundError):
+                folder.rmdir()
     return Mounted(opened.ref, str(folder))
 
 

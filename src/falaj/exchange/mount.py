@@ -190,6 +190,7 @@ def start_behind(at: Path) -> int:
             child.returncode = 0  # it lives on, and is nobody's to wait for
             return child.pid
         child.kill()
+        child.wait()
         said.seek(0)
         raise Unavailable(f"{at} cannot be mounted: {said.read(500).decode(errors='replace')}", "mount without it")
 
