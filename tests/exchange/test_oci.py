@@ -270,6 +270,11 @@ def test_a_models_signature_goes_along_and_counts(town: Town, place: str, tmp_pa
     key = tmp_path / "key.pem"
     key.write_text(opened.key)
     assert mona.catalog.pull("model:fraud/back", f"{place}:v1", key=str(key)).signature == "by the key you named"
+    # Without the key that came along there is a signature all the same, and --key checks it.
+    signed = manifest_of(place)
+    put_artefact(place, signed["layers"], b"{}", ARTEFACT)
+    assert "nobody checked it" in mona.catalog.pull("model:fraud/back", place).signature
+    assert mona.catalog.pull("model:fraud/back", place, key=str(key)).signature == "by the key you named"
     # What is no such key is told before anything is fetched: the address is nobody's.
     for wrong in (b"\xff\xfe\x00 no text", b"{}", pem_of(rsa_key()[0])):
         key.write_bytes(wrong)
@@ -279,9 +284,8 @@ def test_a_models_signature_goes_along_and_counts(town: Town, place: str, tmp_pa
     key.write_bytes(pem_of(ec.generate_private_key(ec.SECP256R1())))
     assert isinstance(refusal(lambda: mona.catalog.pull("model:fraud/back", f"{place}:v1", key=str(key))), Corrupt)
     # A file that nobody signed, slipped in beside the signed ones.
-    manifest = manifest_of(place)
     extra = {**put_blob(place, b"evil"), "annotations": {TITLE: "evil.py"}}
-    put_artefact(place, [*manifest["layers"], extra], json.dumps({"key": opened.key}).encode(), ARTEFACT)
+    put_artefact(place, [*signed["layers"], extra], json.dumps({"key": opened.key}).encode(), ARTEFACT)
     assert "evil.py" in refusal(lambda: mona.catalog.pull("model:fraud/back", place)).message
     put_artefact(place, [extra])
     assert isinstance(refusal(lambda: mona.catalog.pull("model:fraud/back", place, key=str(key))), Denied)

@@ -227,10 +227,10 @@ def _checked(signature: str, pem: str, stage: Path, *, demanded: bool) -> str:
     from falaj.catalog.cards import hash_files
     from falaj.catalog.signing import verify
 
+    if not signature and demanded:
+        raise Denied("the artefact is not signed", "pull it without --key if that is fine")
     if not signature or not pem:
-        if demanded:
-            raise Denied("the artefact is not signed", "pull it without --key if that is fine")
-        return "none"
+        return "there, and nobody checked it: no key came with it; --key FILE checks it" if signature else "none"
     verify(signature, pem, hash_files(stage))
     return "by the key you named" if demanded else "by the key that came with it"
 
