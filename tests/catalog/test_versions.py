@@ -334,6 +334,32 @@ def test_versions_of_a_name_come_newest_first_as_numbers_go(
     assert town.as_("sara").catalog.list(name=name).versions == ()
 
 
+def test_namesakes_come_newest_first_too(town: Town, project: str) -> None:
+    """A name without its kind, or without its project: one after another, each as its numbers go."""
+    amal, bare = town.as_("amal"), f"same-{project}"
+    owners = [f"dataset:{project}/{bare}", f"dataset:{project}-too/{bare}", f"code:{project}/{bare}"]
+    made = {each: [publish(amal, each, f"{number}") for number in range(11)][::-1] for each in owners}
+
+    def listed(limit: int, who: str = "amal", **said: str) -> list[Ref]:
+        seen, after = [], ""
+        while True:
+            page = town.as_(who).catalog.list(**said, after=after, limit=limit)
+            assert len(page.versions) <= limit
+            seen += [one.ref for one in page.versions]
+            after = page.next
+            if not after:
+                return seen
+
+    here, there, code = (made[each] for each in owners)
+    for limit in (3, 11, 100):
+        assert listed(limit, name=f"{project}/{bare}") == [*here, *code]
+        assert listed(limit, name=bare, kind="dataset") == [*here, *there]
+        assert listed(limit, name=bare) == [*here, *there, *code]
+    assert listed(5, "sara", name=bare) == []
+    for wrong in ({"after": "x"}, {"after": f"{owners[0]}@champion"}, {"limit": 0}, {"kind": "secret"}):
+        assert isinstance(refusal(lambda wrong=wrong: amal.catalog.list(name=bare, **wrong)), Invalid)
+
+
 def test_many_publish_one_name_at_once(town: Town, name: str) -> None:
     def act(n: int) -> str:
         for _ in range(20):

@@ -161,6 +161,30 @@ class Shelf:
         some = list(islice(live, limit + 1))
         return some[:limit], str(_number(some[limit - 1])) if len(some) > limit else ""
 
+    def _namesakes(
+        self, tx: Reader, ctx: Context, of: tuple[str, str, str], after: str, limit: int
+    ) -> tuple[list[Record], str]:
+        """The same of a name in every kind or project that has it, one after another; the cursor is the last one."""
+        kind, project, name = of
+        check_kind(Ref(kind or KINDS[0], "any", "any"))
+        _after("", limit)
+        # Whoever may see versions need not see the record of their name, and it is not shown.
+        heads = [
+            head.ref.bare
+            for each in ((kind,) if kind else KINDS)
+            for head in tx.find(each, project=project, name=name, terms=HEAD, limit=_MOST_HEADS).records
+        ]
+        last = Ref.parse(after) if after else None
+        begun = heads.index(last.bare) if last and last.bare in heads else 0
+        found: list[Record] = []
+        for at, head in enumerate(heads[begun:], begun + 1):
+            below = last.version[1:] if last and last.bare == head else ""
+            some, more = self._numbered(tx, ctx, head, below, limit - len(found))
+            found += some
+            if len(found) == limit:
+                return found, str(found[-1].ref) if more or at < len(heads) else ""
+        return found, ""
+
     def _trail(self, tx: Reader, name: Ref, alias: str) -> list[str]:
         """The versions an alias meant before, oldest first; what was rolled back is not among them."""
         return list(tx.need(name.bare).body.get("trail", {}).get(alias, ()))

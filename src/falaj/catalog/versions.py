@@ -170,15 +170,16 @@ class Versions(Shelf):
             falaj catalog list --project fraud
             falaj catalog list dataset:fraud/tx
         """
-        wanted = {"live": "yes"} if name else {"newest": "yes"}
         of = _named(kind, project, name)
         with self._ledger.read(ctx) as tx:
             if search or alias:
                 found, following = self._chosen(tx, ctx, of, (search, alias), (after, limit))
             elif all(of):
                 found, following = self._numbered(tx, ctx, Ref(*of), after, limit)
+            elif name:
+                found, following = self._namesakes(tx, ctx, of, after, limit)
             else:
-                found, following = self._page(tx, ctx, of, wanted, after, limit)
+                found, following = self._page(tx, ctx, of, {"newest": "yes"}, after, limit)
             shown = [as_version(record, self._aliases(tx, record.ref)) for record in found]
             sees = sight(self._ledger, ctx, _LIST)
             return VersionPage(tuple(covered(version, sees) for version in shown), following)
