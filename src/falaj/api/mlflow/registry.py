@@ -18,8 +18,8 @@ from falaj.track.names import check_model_name, full_name, is_digested, name_of,
 
 STAGES = {"experiment": "None", "staging": "Staging", "production": "Production", "retired": "Archived"}
 NAME, GONE = "falaj.name", "falaj.gone"
-SOURCE, RUN, MODEL = "falaj.source", "falaj.run", "falaj.model"
-OURS = (NAME, AT, GONE, SOURCE, RUN, MODEL)
+SOURCE, RUN, MODEL, ASKED = "falaj.source", "falaj.run", "falaj.model", "falaj.asked"
+OURS = (NAME, AT, GONE, SOURCE, RUN, MODEL, ASKED)
 """Tags that keep what MLflow says of a model or a version and we have no field for; clients do not see them."""
 PROMPT = "mlflow.prompt.is_prompt"
 NO_PROMPT = {PROMPT: "false"}
@@ -129,7 +129,8 @@ def _latest(visit: Visit, asked: One) -> Any:
 def _create_version(visit: Visit, asked: One) -> Any:
     """A run's files, a logged model or another version become the next. They can come from nowhere else."""
     ref, (owner, path) = _head(visit, asked.name).ref, source_of(visit, asked.source)
-    kept = {SOURCE: asked.source, RUN: asked.run_id, MODEL: asked.model_id}
+    # MLflow counts what is registered, and the catalog what differs: the request does.
+    kept = {SOURCE: asked.source, RUN: asked.run_id, MODEL: asked.model_id, ASKED: visit.ctx.request}
     tags = _owned(asked) | {key: value for key, value in kept.items() if value}
     made = visit.call("track", "register", run=owner, path=path, model=ref, message=asked.description, tags=tags)
     return {"model_version": _version(visit, visit.call("catalog", "show", name=made))}

@@ -144,6 +144,11 @@ client.create_registered_model("copies")
 copy = client.copy_model_version("models:/scorer/1", "copies")
 assert (copy.name, copy.version, copy.run_id, copy.tags) == ("copies", "1", got.run_id, {"checked": "yes"}), copy
 assert list(mlflow.sklearn.load_model("models:/copies/1").predict(X)) == list(fitted.predict(X))
+# MLflow's own server makes a version each time, of the same files, too.
+assert [client.copy_model_version("models:/scorer/1", "copies").version for _ in range(2)] == ["2", "3"]
+assert client.create_model_version("copies", "models:/scorer/1").version == "4"
+again = client.get_model_version("copies", "3")
+assert (again.source, again.tags) == ("models:/scorer/1", {"checked": "yes"}), again
 for nowhere in ("models:/nobody/1", "models:/scorer/99"):
     assert code_of(lambda s=nowhere: client.create_model_version("copies", s)) == "RESOURCE_DOES_NOT_EXIST", nowhere
 for source in (
