@@ -231,7 +231,8 @@ class _Reader:
         named = names.get(f"{head.lower()}.", "") if dot else ""
         family = named or _FAMILIES.get(head.lower()) if dot else "attributes"
         if family is None or (family not in self._words.families and not named):
-            self.wrong(f"a name that begins with {', '.join(sorted(self._words.families))}", token)
+            other = {name[:-1] for name in names if name.endswith(".")}
+            self.wrong(f"a name that begins with {', '.join(sorted(self._words.families | other))}", token)
         if dot and not key:
             quoted = self._take()
             if quoted.kind != "text" or quoted.text[0] == "'" or quoted.at != token.at + len(token.text):

@@ -20,10 +20,12 @@ OUTPUTS = Words(
     (("creation_timestamp", "creation_time"), ("last_updated_timestamp", "last_updated_time")),
     frozenset({"metrics", "params", "tags", "attributes"}),
 )
+_MOMENTS = frozenset({"timestamp_ms", "timestamp", "execution_time_ms", "end_time_ms"})
 TRACES = Words(
-    frozenset({"name", "status", "timestamp_ms", "timestamp", "execution_time_ms", "request_id", "run_id"}),
-    frozenset({"timestamp_ms", "timestamp", "execution_time_ms"}),
+    frozenset({"name", "status", "request_id", "run_id", "client_request_id"}) | _MOMENTS,
+    _MOMENTS,
     (
+        ("end_time", "end_time_ms"),
         ("state", "status"), ("request_time", "timestamp_ms"), ("execution_time", "execution_time_ms"),
         ("execution_duration", "execution_time_ms"), ("trace_id", "request_id"), ("id", "request_id"),
         ("trace.", "attributes"), ("metadata.", "params"), ("request_metadata.", "params"),

@@ -196,11 +196,11 @@ def _note(visit: Visit, name: str, said: dict[str, Any]) -> Any:
 
 
 def _sight(one: Trace) -> Sight:
-    when = millis(one.started)
+    when, lasted = millis(one.started), round(one.lasted_s * 1000)
     attributes = {
         "name": one.tags.get("mlflow.traceName", ""), "status": STATES[one.status], "timestamp_ms": when,
-        "timestamp": when, "execution_time_ms": round(one.lasted_s * 1000), "request_id": one.ref.name,
-        "run_id": one.facts.get(RUN) or one.tags.get(RUN),
+        "timestamp": when, "execution_time_ms": lasted, "end_time_ms": when + lasted, "request_id": one.ref.name,
+        "run_id": one.facts.get(RUN) or one.tags.get(RUN), "client_request_id": one.client or None,
     }  # fmt: skip
     thoughts = tuple(_thoughts(msgspec.json.decode(note, type=dict[str, Any])) for note in one.notes.values())
     return Sight(one, attributes, one.tags, params=one.facts, datasets=thoughts)

@@ -210,8 +210,15 @@ for asked, many in (
     ("feedback.score > 0.8", 0),
     ("expectation.answer LIKE 'forty%'", 1),
     ("feedback.answer IS NULL AND feedback.right IS NOT NULL", 1),
+    ("trace.end_time_ms > 0 AND attributes.end_time < 99999999999999", 2),
+    ("trace.client_request_id = 'nobody'", 0),
+    ("trace.client_request_id IS NULL", 2),
 ):
     assert len(mlflow.search_traces(locations=[experiment], filter_string=asked, return_type="list")) == many, asked
+# What spans hold is in files and not searched; the refusal names all that is.
+refused = message_of(lambda: mlflow.search_traces(locations=[experiment], filter_string="span.name = 'inner'"))
+for prefix in ("tags", "trace", "attributes", "metadata", "feedback", "expectation"):
+    assert prefix in refused, refused
 assert client.delete_traces(experiment, trace_ids=[trace.info.trace_id]) == 1
 assert len(mlflow.search_traces(locations=[experiment], return_type="list")) == 1
 
