@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.replica import FALAJ, Replica
-from tests.servers.process import wait_until
+from tests.servers import fuse
+from tests.servers.process import Missing, wait_until
 
 _STRANGER = """
 import os, socket, sys
@@ -171,6 +172,35 @@ def test_a_command_ends_with_its_caller(here: Stewarded, silent: socket.socket) 
     assert here.children() == []
 
 
+def test_what_ends_or_stops_the_caller_does_so_to_the_command(here: Stewarded, silent: socket.socket) -> None:
+    with here.asking(silent) as process:
+        (child,) = here.children()
+        process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: (_state(child), _state(process.pid)) == ("T", "T"), 30)
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: (_state(child), _state(process.pid)) == ("S", "S"), 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert here.children() == []
+
+
+def test_a_command_can_start_another_like_itself(here: Stewarded, tmp_path: Path) -> None:
+    try:
+        fuse.usable()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "one").write_bytes(b"1")
+    here.run("catalog", "publish", "dataset:mounted/files", str(tmp_path / "files"))
+    done = here.run("catalog", "mount-read", "dataset:mounted/files", str(tmp_path / "seen"), "--background", "--json")
+    assert done.returncode == 0, done.stderr
+    try:
+        assert (tmp_path / "seen" / "one").read_bytes() == b"1"
+    finally:
+        os.kill(json.loads(done.stdout)["process"], signal.SIGTERM)
+    wait_until(lambda: not (tmp_path / "seen").exists(), 30)
+
+
 @pytest.mark.parametrize(
     ("how", "more"),
     [
@@ -208,7 +238,7 @@ def test_another_user_is_neither_served_nor_told_anything(here: Stewarded, tmp_p
 
     code = (
         "import os, sys; from falaj.cli.call import surroundings; "
-        "sys.stdout.write(b'\\0'.join([surroundings(), b'63', b'1', b'zones']).hex())"
+        "sys.stdout.write(b'\\0'.join([surroundings(), b'63', b'1', b'0', b'zones']).hex())"
     )
     asked = subprocess.run([sys.executable, "-c", code], env=here.env, capture_output=True, text=True, check=True)
     assert surroundings() != b""
@@ -281,6 +311,10 @@ def test_who_waits_hears_the_end_after_the_platform_and_not_after_the_steward(
             _, said = process.communicate(timeout=60)
         assert (process.returncode, "look whether it was carried out" in said) == (1, True)
         assert it.run("zones", "list").returncode == 0
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _refuses(path: Path) -> bool:

@@ -33,7 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None and split(arguments)[1] not in (*COMMANDS, "", "help"):
-        code = _called(arguments)
+        try:
+            code = _called(arguments)
+        except KeyboardInterrupt:
+            return 130
         if code is not None:
             return code
     return carry_out(arguments, alone=argv is None)

@@ -2,11 +2,22 @@
 
 Whoever is told yes loads nothing and waits; the steward runs the command in a child of its own, with the caller's
 arguments, environment, folder and open files, under the same user. Until the answer next to nothing is loaded here:
-of `socket` only its compiled half.
+of `socket` and `signal` only their compiled halves.
 """
 
 import os
 import sys
+from _signal import (  # type: ignore[import-not-found]
+    SIG_IGN,
+    SIGCONT,
+    SIGHUP,
+    SIGINT,
+    SIGSTOP,
+    SIGTERM,
+    SIGTSTP,
+    getsignal,
+    signal,
+)
 from _socket import AF_UNIX, SCM_RIGHTS, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
 from falaj.core.cachefolder import cache_folder
@@ -84,7 +95,9 @@ def exactly(line: socket, size: int) -> bytes:
 def _hand_over(line: socket, arguments: list[str]) -> None:
     """Tell what the command is, and give the files it is called with."""
     os.umask(mask := os.umask(0o077))
-    said = [surroundings(), str(mask).encode(), str(len(arguments)).encode(), *map(os.fsencode, arguments)]
+    # How we were started, too: a command may start another like itself.
+    numbers = (str(number).encode() for number in (mask, len(arguments), len(sys.orig_argv)))
+    said = [surroundings(), *numbers, *map(os.fsencode, (*arguments, *sys.orig_argv))]
     body = b"\0".join([*said, *(b"%s=%s" % pair for pair in os.environb.items())])
     folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
@@ -96,22 +109,34 @@ def _hand_over(line: socket, arguments: list[str]) -> None:
 
 
 def _ended(line: socket) -> int:
-    """Wait for the exit code. The terminal's interrupt reaches us, and we pass it on; if we are ended, so is it."""
-    told, child = b"", 0
-    while len(told) < LENGTH:
-        try:
-            child = child or int.from_bytes(exactly(line, LENGTH), "big")
-            told = exactly(line, LENGTH)
-        except KeyboardInterrupt:
-            if child:
-                os.kill(child, 2)  # which it is, until we hear of its end
-        else:
-            break
+    """Wait for the exit code. Signals reach us, and we pass them on; if we are killed, so is the command."""
+    if child := int.from_bytes(exactly(line, LENGTH), "big"):
+        _pass_on(child)
+    told = exactly(line, LENGTH)
     if len(told) == LENGTH:
         return int.from_bytes(told, "big")
     sys.stderr.write("error: the platform's steward ended before it could say how this command did\n")
     sys.stderr.write("hint: look whether it was carried out, and call again if not\n")
     return 1
+
+
+def _pass_on(child: int) -> None:
+    """From now on, what would end or stop us ends or stops the command, whose end is ours."""
+
+    def pass_on(number: int, _: object) -> None:
+        try:
+            if number != SIGTSTP:
+                os.kill(child, number)
+                return
+            os.kill(child, SIGSTOP)
+            os.kill(os.getpid(), SIGSTOP)
+            os.kill(child, SIGCONT)
+        except ProcessLookupError:  # it has ended, and we hear of it next
+            return
+
+    for number in (SIGINT, SIGTERM, SIGHUP, SIGTSTP):
+        if getsignal(number) != SIG_IGN:
+            signal(number, pass_on)
 
 
 def _read(path: str) -> bytes:

@@ -39,6 +39,8 @@ class Asked(NamedTuple):
     """A command as its caller gave it."""
 
     arguments: list[str]
+    started: list[str]
+    """How the caller itself was started."""
     environment: dict[bytes, bytes]
     mask: int
     files: list[int]
@@ -104,11 +106,12 @@ class Steward:
         try:
             length = int.from_bytes(size, "big")
             if uid_of(line) == os.getuid() and len(size) == LENGTH and len(files) == 4 and length <= MOST_BYTES:
-                theirs, mask, count, *said = exactly(line, length).split(b"\0")
+                theirs, mask, *said = exactly(line, length).split(b"\0")
                 if self._suits(theirs):
-                    words, rest = said[: int(count)], said[int(count) :]
-                    pairs = (pair.partition(b"=") for pair in rest)
-                    found = Asked([*map(os.fsdecode, words)], {k: v for k, _, v in pairs}, int(mask), files)
+                    (num, more), words = map(int, said[:2]), [*map(os.fsdecode, said[2:])]
+                    pairs = (pair.partition(b"=") for pair in said[2 + num + more :])
+                    variables = {name: value for name, _, value in pairs}
+                    found = Asked(words[:num], words[num : num + more], variables, int(mask), files)
                     line.sendall(YES)
                     if exactly(line, len(GO)) == GO:
                         files = []
@@ -132,7 +135,7 @@ class Steward:
         os.umask(asked.mask)
         os.environb.clear()
         os.environb.update(asked.environment)
-        sys.argv = ["falaj", *asked.arguments]
+        sys.argv, sys.orig_argv = ["falaj", *asked.arguments], asked.started
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             setattr(sys, name, _opened_as(number, getattr(sys, name)))
         raise SystemExit(carry_out(asked.arguments, alone=True))
