@@ -37,11 +37,9 @@ import os, socket, sys
 os.setuid(65534)
 line = socket.socket(socket.AF_UNIX)
 line.connect(sys.argv[1])
-here = os.open(".", os.O_PATH)
 body = bytes.fromhex(sys.argv[2])
-socket.send_fds(line, [len(body).to_bytes(4, "big")], [0, 1, 2, here])
 try:
-    line.sendall(body)
+    line.sendall(len(body).to_bytes(4, "big") + body)
     print(line.recv(16))
 except OSError:
     print(b"")
@@ -182,6 +180,19 @@ def test_what_ends_or_stops_the_caller_does_so_to_the_command(here: Stewarded, s
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert here.children() == []
+
+
+def test_nobody_waits_for_a_steward_that_is_stopped_or_for_a_caller_that_says_nothing(here: Stewarded) -> None:
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.connect(str(here.address))
+        assert here.run("zones", "list").returncode == 0
+    steward = here.pid
+    os.kill(steward, signal.SIGSTOP)
+    try:
+        assert here.run("zones", "list").returncode == 0
+    finally:
+        os.kill(steward, signal.SIGCONT)
+    assert here.children() == []  # and what was asked for meanwhile is not run again
 
 
 def test_a_command_can_start_another_like_itself(here: Stewarded, tmp_path: Path) -> None:

@@ -24,10 +24,12 @@ from falaj.core.cachefolder import cache_folder
 
 LENGTH = 4
 """Bytes of every number that is sent."""
-YES, GO = b"yes", b"go"
+YES, GO = b"yes", b"!"
 """What it answers to whom it would serve, and what it then waits for."""
 MOST_BYTES = 1 << 23
 """More than the kernel lets a program be given as arguments and environment."""
+_PATIENCE_S = 3.0
+"""A steward that has not agreed by then is stopped or stuck."""
 _SPACES = ("mnt", "net", "pid", "user", "ipc", "uts")
 _CONFINED = (b"Uid", b"Gid", b"Groups", b"Cap", b"NoNewPrivs", b"Seccomp", b"Cpus_allowed:", b"Mems_allowed:")
 _AT_START = (b"PYTHON", b"LD_", b"GLIBC_", b"MALLOC_", b"OPENSSL_", b"LC_", b"LANG", b"TZ")
@@ -65,17 +67,20 @@ def call(arguments: list[str]) -> int | None:
     if any(word.startswith(("/dev/fd/", "/proc/")) for part in arguments for word in part.split("=")):
         return None  # what only we have open
     line = socket(AF_UNIX, SOCK_STREAM)
+    line.settimeout(_PATIENCE_S)
     try:
         line.connect(address())
         if uid_of(line) != os.getuid():
             return None
-        _hand_over(line, arguments)
+        body = _told(arguments)
+        line.sendall(len(body).to_bytes(LENGTH, "big") + body)
         if exactly(line, len(YES)) != YES:
             return None
-        line.sendall(GO)
+        _go(line)
     except OSError:
         return None
     # From here on it may have been run, and is never run again.
+    line.settimeout(None)
     return _ended(line)
 
 
@@ -92,27 +97,34 @@ def exactly(line: socket, size: int) -> bytes:
     return found
 
 
-def _hand_over(line: socket, arguments: list[str]) -> None:
-    """Tell what the command is, and give the files it is called with."""
+def _told(arguments: list[str]) -> bytes:
+    """What the command is, and all that it is called with but open files."""
     os.umask(mask := os.umask(0o077))
     # How we were started, too: a command may start another like itself.
     numbers = (str(number).encode() for number in (mask, len(arguments), len(sys.orig_argv)))
     said = [surroundings(), *numbers, *map(os.fsencode, (*arguments, *sys.orig_argv))]
-    body = b"\0".join([*said, *(b"%s=%s" % pair for pair in os.environb.items())])
+    return b"\0".join([*said, *(b"%s=%s" % pair for pair in os.environb.items())])
+
+
+def _go(line: socket) -> None:
+    """Have it begin, and give it our files; not before: on their way to one who is stuck they would stay open."""
     folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         files = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2, folder))
-        line.sendmsg([len(body).to_bytes(LENGTH, "big")], [(SOL_SOCKET, SCM_RIGHTS, files)])
-        line.sendall(body)
+        line.sendmsg([GO], [(SOL_SOCKET, SCM_RIGHTS, files)])
     finally:
         os.close(folder)
 
 
 def _ended(line: socket) -> int:
     """Wait for the exit code. Signals reach us, and we pass them on; if we are killed, so is the command."""
-    if child := int.from_bytes(exactly(line, LENGTH), "big"):
-        _pass_on(child)
-    told = exactly(line, LENGTH)
+    told = b""
+    try:
+        if child := int.from_bytes(exactly(line, LENGTH), "big"):
+            _pass_on(child)
+            told = exactly(line, LENGTH)
+    except ConnectionError:  # which is its end, too
+        told = b""
     if len(told) == LENGTH:
         return int.from_bytes(told, "big")
     sys.stderr.write("error: the platform's steward ended before it could say how this command did\n")

@@ -28,9 +28,11 @@ from falaj.cli.call import GO, LENGTH, MOST_BYTES, YES, address, exactly, surrou
 
 _DESKS = ("catalog", "track", "outputs", "store", "people", "policy", "zones", "approvals", "keys", "secrets", "audit")
 """Those that can be loaded ahead. The others bring numpy or pyarrow, whose threads no child would have."""
+_FILES = 4
 _REHEARSED = 600
 """Files, enough to be looked at as many are."""
-_PATIENCE_S = 5.0
+_PATIENCE_S = 1.0
+"""So long a caller may take to say what it wants, while the others wait."""
 _LATER_S = 2.0
 """Before that the processors are for whoever has just started a platform and looks at it."""
 
@@ -101,24 +103,22 @@ class Steward:
             line.sendall(pid.to_bytes(LENGTH, "big"))
 
     def _heard(self, line: socket) -> Asked | None:
-        """What is asked for; None where it is not for us to do. Files that came along are ours to close."""
-        size, files, _, _ = recv_fds(line, LENGTH, 4)
-        try:
-            length = int.from_bytes(size, "big")
-            if uid_of(line) == os.getuid() and len(size) == LENGTH and len(files) == 4 and length <= MOST_BYTES:
-                theirs, mask, *said = exactly(line, length).split(b"\0")
-                if self._suits(theirs):
-                    (num, more), words = map(int, said[:2]), [*map(os.fsdecode, said[2:])]
-                    pairs = (pair.partition(b"=") for pair in said[2 + num + more :])
-                    variables = {name: value for name, _, value in pairs}
-                    found = Asked(words[:num], words[num : num + more], variables, int(mask), files)
-                    line.sendall(YES)
-                    if exactly(line, len(GO)) == GO:
-                        files = []
-                        return found
-        finally:
-            for file in files:
-                os.close(file)
+        """What is asked for; None where it is not for us to do."""
+        length = int.from_bytes(exactly(line, LENGTH), "big")
+        if uid_of(line) != os.getuid() or length > MOST_BYTES:
+            return None
+        theirs, mask, *said = exactly(line, length).split(b"\0")
+        if not self._suits(theirs):
+            return None
+        (num, more), words = map(int, said[:2]), [*map(os.fsdecode, said[2:])]
+        pairs = (pair.partition(b"=") for pair in said[2 + num + more :])
+        variables = {name: value for name, _, value in pairs}
+        line.sendall(YES)
+        go, files, _, _ = recv_fds(line, len(GO), _FILES)
+        if go == GO and len(files) == _FILES:
+            return Asked(words[:num], words[num : num + more], variables, int(mask), files)
+        for file in files:
+            os.close(file)
         return None
 
     def _become(self, asked: Asked) -> None:
