@@ -289,6 +289,11 @@ def test_modules_in_the_folder_of_whoever_starts_it_are_not_ours(tmp_path: Path)
             server.terminate()
 
 
+def test_nothing_is_rehearsed_in_the_store_that_the_environment_names(tmp_path: Path) -> None:
+    with standing(tmp_path, FALAJ_STORE=f"sqlite:{tmp_path}/named.db") as it:
+        assert json.loads(it.run("catalog", "names", "--json").stdout)["names"] == []
+
+
 def test_it_declines_once_something_was_installed_beside_it(tmp_path: Path, silent: socket.socket) -> None:
     (beside := tmp_path / "beside").mkdir()
     with standing(tmp_path, PYTHONPATH=os.pathsep.join([str(beside), *os.environ.get("PYTHONPATH", "").split()])) as it:

@@ -191,7 +191,9 @@ def load() -> None:
 
 def _rehearse(scratch: Path) -> None:
     """Publish a folder twice and look at it, in a house that nobody else will ever see."""
-    os.environ["FALAJ_CACHE"], before = str(scratch / "cache"), os.environ.get("FALAJ_CACHE")
+    # No setting of the platform's: one that names its store would have the rehearsal write there.
+    settings = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("FALAJ_")}
+    os.environ["FALAJ_CACHE"] = str(scratch / "cache")
     (folder := scratch / "files").mkdir()
     for number in range(_REHEARSED):
         (folder / str(number)).write_bytes(b"")
@@ -199,8 +201,7 @@ def _rehearse(scratch: Path) -> None:
     for command in (publish, publish, ["catalog", "list"]):
         carry_out([*command, "--at", str(scratch / "house")], alone=False)
     del os.environ["FALAJ_CACHE"]
-    if before is not None:
-        os.environ["FALAJ_CACHE"] = before
+    os.environ.update(settings)
 
 
 def _stamps() -> Iterator[tuple[str, int]]:
