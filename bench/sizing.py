@@ -1,7 +1,7 @@
 """What things cost in bytes: the figures of docs/operate/sizing.md. Run by `make bench NAME=sizing`.
 
-`disk`: what a folder grows by for an event, a run, a version, a job and a blob. `memory`: what `falaj up`, its steward,
-its gateway, a replica of a small model and an open event stream hold (PSS: memory that is shared is divided among its
+`disk`: what a folder grows by for an event, a run, a version, a job and a blob. `memory`: what `falaj up`, its
+gateway, a replica of a small model and an open event stream hold (PSS: memory that is shared is divided among its
 holders). The bars are what the page promises, so that it stays true.
 """
 
@@ -26,6 +26,7 @@ from falaj.jobs.records import OVER
 from falaj.track.records import Metric
 from tests.infer.models import mlp
 from tests.jobs.lab import until
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 from tests.stories.serving_ground import SCORE, SMALL, platform, published
 
@@ -62,11 +63,8 @@ def memory() -> None:
         here.track.create("experiment:bench/sizing")
         for _ in range(50):
             here.track.start("experiment:bench/sizing")
-        cache = Path(home / "cache")
-        until(lambda: sum(1 for _ in cache.glob("steward-*.sock")), bool)
         before = _pss(pid)
         bar("platform_mib", before / MIB, "<=", 400)
-        bar("steward_mib", _largest("falaj.cli.steward", str(cache)) / MIB, "<=", 100)
         with contextlib.ExitStack() as open_:
             for _ in range(STREAMS):
                 open_.enter_context(_stream(running, token))
@@ -85,15 +83,15 @@ def memory() -> None:
 
 
 def _alone(home: Path) -> dict[str, str]:
-    """A platform without a gateway, and with a steward of its own."""
-    return {"FALAJ_GATEWAY": "", "FALAJ_STEWARD": "true", "FALAJ_CACHE": str(home / "cache")}
+    """A platform without a gateway."""
+    return {"FALAJ_GATEWAY": "", "FALAJ_CACHE": str(home / "cache")}
 
 
 def _somebody(running: Replica) -> str:
     """The token of somebody who may do all of this."""
-    boss = running.as_(running.as_().people.add_tenant("bank", "fatima").token)
+    boss = running.as_(enroll_tenant(running.as_(), "bank", "fatima"))
     running.as_().clusters.change("local", {"tenants": "bank"})
-    made: str = boss.people.add("mona", ("ml-engineer", "data-scientist", "auditor"), jurisdiction="AE").token
+    made: str = enroll(boss, "mona", ("ml-engineer", "data-scientist", "auditor"), jurisdiction="AE")
     return made
 
 

@@ -33,6 +33,7 @@ from scratch import folder
 from serve_load import spent_s
 from track_limit import limit
 
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 from tests.servers.peers import MLFLOW, peer
 from tests.servers.postgres import PostgresServer
@@ -251,8 +252,8 @@ def us(home: Path, env: dict[str, str]) -> Iterator[Side]:
     """`falaj up`, with a tenant, somebody who works there, and the runs to search."""
     free = {"FALAJ_LIMITS_REQUESTS_PER_S": "1e6", "FALAJ_LIMITS_BURST": "1000000"}
     with Replica(home, {**env, **free}) as server:
-        boss = server.as_().people.add_tenant("bank", "fatima").token
-        token = server.as_(boss).people.add("amal", ("ml-engineer",), jurisdiction="AE").token
+        boss = enroll_tenant(server.as_(), "bank", "fatima")
+        token = enroll(server.as_(boss), "amal", ("ml-engineer",), jurisdiction="AE")
         here = server.as_(token)
         searched = here.track.create("experiment:bench/searched", title="searched")
 

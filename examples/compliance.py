@@ -2,6 +2,8 @@
 
     falaj people add nightly-audit --roles auditor --service
     falaj people add nightly-keeper --roles ml-engineer --service --projects compliance
+    falaj people token nightly-audit --hours 24 --renewable 8760      (an administrator)
+    falaj people token nightly-keeper --hours 24 --renewable 8760     (an ML engineer)
     falaj secrets put secret:compliance/auditor --value "$TOKEN_OF_THE_FIRST"
     falaj secrets put secret:compliance/keeper --value "$TOKEN_OF_THE_SECOND"
     falaj flows save examples/compliance.py

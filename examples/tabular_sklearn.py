@@ -27,4 +27,5 @@ if __name__ == "__main__":
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
     made = fit_estimator(model, rows(), target="target", valid=0.2)
     print(f"accuracy {made.metrics['accuracy']:.3f}, AUC {made.metrics['auc']:.3f}; the model lies in {made.folder}")
-    assert made.metrics["auc"] > 0.95
+    if "data" not in worker.attempt().inputs:  # the bound holds for the built-in table only
+        assert made.metrics["auc"] > 0.95

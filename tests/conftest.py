@@ -33,8 +33,7 @@ FEW = 40
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """That a machine is slow breaks no property. No platform keeps a steward but where a test is about it."""
-    os.environ.setdefault("FALAJ_STEWARD", "false")
+    """That a machine is slow breaks no property."""
     settings.register_profile("falaj", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("falaj")
 

@@ -6,6 +6,7 @@ from typing import Any
 from falaj.core.context import Actor
 from falaj.core.errors import FalajError
 from falaj.platform import House, Platform, load_settings
+from tests.people import enroll, enroll_tenant
 
 TEAM = {
     "amal": "data-scientist",
@@ -32,10 +33,10 @@ class Town:
         store = overrides.get("foreign", f"dir:{home}/eu-west")
         admin.zones.add("eu-west", "IE-D", "IE", regimes=("EU-GDPR",), max_class=2, store=store)
         for tenant, boss in (("bank", "fatima"), ("clinic", "yusuf")):
-            self.tokens[boss] = admin.people.add_tenant(tenant, boss).token
+            self.tokens[boss] = enroll_tenant(admin, tenant, boss)
         for name, role in TEAM.items():
-            self.tokens[name] = self.as_("fatima").people.add(name, (role,), jurisdiction="AE").token
-        self.tokens["sara"] = self.as_("yusuf").people.add("sara", ("data-scientist",), jurisdiction="AE").token
+            self.tokens[name] = enroll(self.as_("fatima"), name, (role,), jurisdiction="AE")
+        self.tokens["sara"] = enroll(self.as_("yusuf"), "sara", ("data-scientist",), jurisdiction="AE")
 
     def actor(self, name: str) -> Actor:
         """Who the house takes this person for."""

@@ -69,7 +69,7 @@ DESKS: dict[str, Desk] = {
     "traces": Desk(
         "falaj.track.traces:Traces",
         "What programs did, call by call, with what people think of it",
-        {"see": "show list", "write": "record change delete"},
+        {"read": "show list", "write": "record change delete"},
         ("trace",),
     ),
     "jobs": Desk(
@@ -202,8 +202,8 @@ DESKS: dict[str, Desk] = {
         "falaj.govern.people:People",
         "Tenants, people, service accounts, their roles and tokens",
         {
-            "see": "list show renew whoami exchange",
-            "govern": "add_tenant suspend_tenant resume_tenant list_tenants add change suspend resume remove token "
+            "see": "list show enroll token renew whoami exchange",
+            "govern": "add_tenant suspend_tenant resume_tenant list_tenants add change suspend resume remove reset "
             "revoke revoke_run trust distrust",
         },
         ("person",),
@@ -240,7 +240,7 @@ DESKS: dict[str, Desk] = {
     "secrets": Desk(
         "falaj.govern.secrets:SecretShelf",
         "Secrets by reference, never by value",
-        {"see": "list show", "read": "reveal", "write": "put rotate", "erase": "delete"},
+        {"see": "list show use", "read": "reveal", "write": "put rotate grant withdraw", "erase": "delete"},
         ("secret",),
     ),
     "audit": Desk(

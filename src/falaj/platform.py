@@ -1,13 +1,16 @@
 """Door 1: the house assembled. Settings give backends, backends give rooms, and the guard stands before them all."""
 
+import json
+import logging
 import os
 import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import RLock
+from threading import RLock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from falaj.bound import BoundDesk, HouseBytes
@@ -16,8 +19,11 @@ from falaj.core.errand import Progress, Silence
 from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.garbage import seldom
-from falaj.core.permit import PermitDesk
+from falaj.core.label import Label
+from falaj.core.online import tenant_address
+from falaj.core.permit import PermitDesk, Ticket
 from falaj.core.ports import Blobs, Identity, Online, Series
+from falaj.core.ref import Ref
 from falaj.core.settings import Oidc, Settings, read_settings
 from falaj.core.verb import Verb, groups_of, verb_of
 from falaj.desks import DESKS, actions, desk_class
@@ -30,6 +36,7 @@ from falaj.govern.policy import Authorizer
 from falaj.govern.policy_desk import Policy
 from falaj.govern.regimes import Regimes
 from falaj.govern.roles import ORDINARY
+from falaj.govern.sign_ins import SignIns
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
 from falaj.plugins import plugin
@@ -128,6 +135,10 @@ class House:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        if settings.sandbox == "required":
+            from falaj.content.isolated_parser import require_isolation
+
+            require_isolation()
         Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
         self.replica = f"replica-{new_id()}"
         self.ledger = Ledger(_opened("store", settings.at(settings.store), {}))
@@ -137,7 +148,7 @@ class House:
         self.keyring.warm()
         self._stores: dict[str, Blobs] = {}
         self._measured: Series | None = None
-        self._newest: Online | None = None
+        self._online_stores: dict[str, Online] = {}
         self._identities: list[Identity] = []
         self._opening = RLock()
         self._loops: Loops | None = None
@@ -150,20 +161,21 @@ class House:
         regimes = Regimes(settings.regimes)
         permits = PermitDesk(keyring.permit_key())
         self.accounts = Accounts(ledger, settings.zone)
-        self.workloads = WorkloadTokens(keyring, self.accounts.stopped)
+        self._sign_ins = SignIns(ledger, self.accounts, settings.zone)
+        self.workloads = WorkloadTokens(keyring, self.accounts.stopped, partial(self.accounts.refresh, reread=True))
         self.blobs = BlobStore(ledger, self._zone_store, keyring, permits)
         authorizer = Authorizer(actions())
         policy = Policy(ledger, authorizer, settings.zone, self.accounts.standing)
         approvals = Approvals(ledger, self.accounts.person_of)
         self.zones = Zones(ledger, regimes, approvals)
-        self.transfers = Transfers(self.blobs, permits)
+        self.transfers = Transfers(self.blobs, permits, self._authorize_transfer)
         self.desks: Desks = Desks(
             {
                 "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring, settings.registries),
                 "track": lambda: (ledger, self.blobs, self._series(), self.catalog),
                 "outputs": lambda: (ledger, self.track),
                 "store": lambda: (ledger, self.blobs, self._collector(), self._kept()),
-                "people": lambda: (ledger, self.accounts, self.workloads, self._issuer),
+                "people": lambda: (ledger, self.accounts, self.workloads, self._issuer, approvals),
                 "policy": policy,
                 "zones": self.zones,
                 "approvals": approvals,
@@ -221,22 +233,33 @@ class House:
         """One verb for one caller, through the guard; arguments are typed already."""
         return self.guard.call(desk, self.desks[desk], verb_of(desk_class(desk), verb), ctx, arguments)
 
+    def _authorize_transfer(self, ctx: Context, ticket: Ticket) -> None:
+        """Raise what forbids the holder of a ticket, as their account and the rules are now, to go on using it."""
+        verb, given = "open", dict[str, Any](name=Ref.parse(ticket.thing))
+        if ticket.op == "write":
+            label = Label.parse(json.loads(ticket.label)) if ticket.label else None
+            verb, given = "begin", {**given, "zone": ticket.zone, "label": label}
+        current = replace(ctx, actor=self.accounts.refresh(ctx.actor), purpose=ticket.purpose)
+        self.guard.check("catalog", verb_of(desk_class("catalog"), verb), current, given)
+
     def authenticate(self, token: str) -> Actor:
         """Who a bearer token is, or Unauthenticated."""
         now = time.time()
         for provider in self._providers():
             actor = provider.whois(token, now)
             if actor is not None:
+                self.accounts.check_active(actor)
+                self._sign_ins.note(actor, now)
                 return actor
         raise Unauthenticated("no identity provider knows this token", "sign in: falaj login")
 
-    def context(self, actor: Actor, *, request: str = "", purpose: str = "") -> Context:
+    def context(self, actor: Actor, *, request: str = "", purpose: str = "", attempt_kind: str = "job") -> Context:
         """What a call of this actor runs under; naming the request makes its repeats find the first outcome."""
         # A workload stands where it runs, whichever process speaks for it; everybody else where we do.
         zone = actor.zone or self.settings.zone
         if request:
             return Context(actor, zone, request=request, keyed=True, purpose=purpose)
-        return Context(actor, zone, purpose=purpose)
+        return Context(actor, zone, purpose=purpose, attempt_kind=attempt_kind)
 
     def system(self) -> Context:
         """The house acting for itself: first start, loops."""
@@ -256,6 +279,7 @@ class House:
             subject=f"os:{os.getuid()}",
             jurisdiction=self.settings.jurisdiction,
             strong=True,
+            owns_folder=True,
         )
 
     def deny(self, ctx: Context | None, path: str, reason: str) -> None:
@@ -353,6 +377,18 @@ class House:
         zone = self.settings.zone
         self._loops = Loops(self.ledger, self.replica, steps, lambda name: house_context(name, zone))
         self._loops.start()
+        if self.settings.online.startswith("redis") and "{tenant}" not in self.settings.online:
+            Thread(target=self._warn_about_readers, name="online-readers", daemon=True).start()
+
+    def _warn_about_readers(self) -> None:
+        """Log at start that the online store cannot keep tenants apart, so that replicas get no features from it."""
+        try:
+            self.online(HOUSE).admit_reader("")
+        except Denied as error:
+            text = "replicas that read features are refused as soon as there is a second tenant: %s; %s"
+            logging.getLogger(__name__).warning(text, error.message, error.hint)
+        except FalajError:
+            return  # a store that does not answer now is reported when it is used
 
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
@@ -362,9 +398,9 @@ class House:
         self.guard.close()
         for name in sorted({"clusters", "track"} & self.desks.open.keys()):
             self.desks[name].close()
-        for held in (self._measured, self._newest):
-            if held is not None:
-                held.close()
+        for store in (self._measured, *self._online_stores.values()):
+            if store is not None:
+                store.close()
         for opened in (*self._identities, *self._stores.values(), self._secrets, self.ledger):
             opened.close()
 
@@ -394,11 +430,15 @@ class House:
             self._measured = self._measured or _opened("series", self.settings.series_url, {})
             return self._measured
 
-    def online(self) -> Online:
-        """Where the newest features lie; opened once somebody writes or reads them."""
-        with self._opening:
-            self._newest = self._newest or _opened("online", self.settings.at(self.settings.online), {})
-            return self._newest
+    def online(self, tenant: str) -> Online:
+        """The online feature store of one tenant; opened at the first read or write."""
+        store = self._online_stores.get(tenant)
+        if store is None:
+            address = tenant_address(self.settings.at(self.settings.online), tenant)
+            with self._opening:
+                store = self._online_stores.get(tenant) or _opened("online", address, {})
+                self._online_stores[tenant] = store
+        return store
 
     def _secret(self, ctx: Context, reference: str) -> bytes:
         """A secret by reference, for a room that needs it now."""
@@ -409,10 +449,12 @@ class House:
         return partial(Platform, self), self._series
 
     def _staging(self) -> Any:
+        from falaj.fleet.sandbox import is_single_user
         from falaj.jobs.staging import Staging
 
         act = partial(Platform, self)
-        return Staging(self.ledger, self.zones, act, self._secret, self.workloads, self.settings.url)
+        alone = partial(is_single_user, self.settings)
+        return Staging(self.ledger, self.zones, act, self._secret, self.workloads, self.settings.url, alone)
 
     def _rotations(self) -> Any:
         from falaj.govern.rotation import Rotations
@@ -462,10 +504,11 @@ class House:
 class Platform:
     """The house with a caller bound: `here.zones.list()`. Attributes are desks; texts become what verbs ask for."""
 
-    def __init__(self, house: House, actor: Actor, purpose: str = "") -> None:
+    def __init__(self, house: House, actor: Actor, purpose: str = "", attempt_kind: str = "job") -> None:
         self.house = house
         self.actor = actor
         self.purpose = purpose
+        self._attempt_kind = attempt_kind
         self.address = f"dir:{house.settings.home}"
         self.progress: Progress = Silence()
         self.bytes = HouseBytes(self)
@@ -490,7 +533,7 @@ class Platform:
 
     def online(self) -> Online:
         """The newest features, read here and not asked for over a wire."""
-        return self.house.online()
+        return self.house.online(self.actor.tenant)
 
     def token(self) -> str:
         """What an endpoint is called with where nobody signed in: this caller, for minutes, as work and no more."""
@@ -507,7 +550,7 @@ class Platform:
         self.house.close()
 
     def _call(self, desk: str, verb: Verb, arguments: dict[str, Any]) -> Any:
-        ctx = self.house.context(self.actor, purpose=self.purpose)
+        ctx = self.house.context(self.actor, purpose=self.purpose, attempt_kind=self._attempt_kind)
         return self.house.call(desk, verb.name, ctx, arguments)
 
 

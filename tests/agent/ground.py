@@ -95,7 +95,8 @@ class Ground:
         if not self.admin:
             self.admin = next(word for word in log.read_text().split() if word.startswith("fj_"))
             roles = "data-scientist,ml-engineer"
-            self.sara = self.operator("people", "add", "sara", "--roles", roles, "--jurisdiction", "AE")["token"]
+            code = self.operator("people", "add", "sara", "--roles", roles, "--jurisdiction", "AE")["code"]
+            self.sara = self.stranger("people", "enroll", code)["token"]
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End the platform's process."""
@@ -125,6 +126,10 @@ class Ground:
     def operator(self, *words: str, fails: bool = False) -> Any:
         """What the operator gets at the platform."""
         return self.asked(self.hub, URL, words, self.admin, fails=fails)
+
+    def stranger(self, *words: str) -> Any:
+        """What somebody gets at the platform who has no credential."""
+        return self.asked(self.hub, URL, words, "")
 
     def person(self, *words: str, fails: bool = False) -> Any:
         """What a person outside the zones gets at the platform."""

@@ -19,6 +19,7 @@ from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, U
 from falaj.core.verb import verbs_of
 from falaj.platform import House, Platform, load_settings
 from tests.api.small import serving
+from tests.people import enroll, enroll_tenant
 
 FREE = {"limits.requests_per_s": 1e6, "limits.burst": 1_000_000}
 CHECKS = [
@@ -50,8 +51,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     house = House(load_settings(str(tmp_path_factory.mktemp("house") / "home"), {"listen": "127.0.0.1:0", **FREE}))
     token = house.bootstrap()
     owner = Platform(house, house.owner())
-    sara = owner.people.add("sara", ("data-scientist", "auditor"), jurisdiction="AE").token
-    bank = owner.people.add_tenant("bank", admin="amal").token
+    sara = enroll(owner, "sara", ("data-scientist", "auditor"), jurisdiction="AE")
+    bank = enroll_tenant(owner, "bank", admin="amal")
     try:
         with serving(house) as server:
             yield Open(house, server, token, sara, bank)
@@ -79,9 +80,8 @@ def test_every_verb_of_every_desk_has_a_route_and_nobody_gets_in(opened: Open) -
     with httpx.Client(base_url=opened.server.url, trust_env=False) as nobody:
         for path in sorted(wanted):
             for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
-                # A build system has no token before it has exchanged its own, and an agent none before it joined:
-                # there the verb itself refuses.
-                unknown = ("/v1/people/exchange", "/v1/agents/join")
+                # Build systems, people and agents get their first credential there: the verb itself refuses.
+                unknown = ("/v1/people/exchange", "/v1/people/enroll", "/v1/agents/join")
                 status = 400 if method == "POST" and path in unknown else 401
                 assert nobody.request(method, path).status_code == status, path
     assert any(fact.event.verb == "guard.deny" for fact in opened.house.ledger.tail(limit=5000))
@@ -214,7 +214,7 @@ def test_events_of_the_house_are_heard(there: RemotePlatform, sara: RemotePlatfo
 
 
 def test_a_removed_person_is_refused_at_once(opened: Open, there: RemotePlatform) -> None:
-    token = there.people.add("leaver", ("auditor",)).token
+    token = enroll(there, "leaver", ("auditor",))
     with RemotePlatform(opened.server.url, token=token) as leaver:
         assert leaver.people.whoami().id == "leaver"
         there.people.remove("leaver")

@@ -16,6 +16,7 @@ from falaj.core.ref import Ref
 from falaj.flows.knock import MOST_BODY
 from falaj.flows.signatures import headers_for
 from tests.api.small import serving
+from tests.people import enroll
 from tests.town import Town, refusal
 
 KNOCK = Ref.parse("knock:fraud/ci")
@@ -121,6 +122,7 @@ def test_guesses_are_slowed_down_and_one_door_is_not_flooded(outside: Outside) -
 def test_github_is_understood_and_bad_bodies_are_refused_after_the_signature(outside: Outside) -> None:
     town = outside.town
     town.as_("mona").secrets.put("secret:fraud/gh", "plain words")
+    town.as_("mona").secrets.grant("secret:fraud/gh", ("person:amal",))
     opened = town.as_("amal").flows.listen("knock:fraud/gh", {"repo": "repository.name"}, "github", "secret:fraud/gh")
     assert opened.secret == ""
 
@@ -142,7 +144,7 @@ def test_github_is_understood_and_bad_bodies_are_refused_after_the_signature(out
 
 def test_an_owner_who_is_gone_opens_nothing_and_neither_does_what_was_muted(outside: Outside) -> None:
     town = outside.town
-    town.tokens["lina"] = town.as_("fatima").people.add("lina", ("ml-engineer",), jurisdiction="AE").token
+    town.tokens["lina"] = enroll(town.as_("fatima"), "lina", ("ml-engineer",), jurisdiction="AE")
     opened = town.as_("lina").flows.listen("knock:fraud/lina")
     key = opened.secret.encode()
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api import gate, lanes, soon
+from falaj.api import identities, lanes, soon
 from falaj.api.answers import BROWSER, SECURITY, Answer, is_program, render
 from falaj.api.app import App
 from falaj.api.lanes import Outcome
@@ -253,7 +253,7 @@ class Lookups:
         self.hold = threading.Event()
         self.hold.set()
         self.gate, self._whois = server.app.gate, server.app.gate.whois
-        self.gate._clock, self.gate.whois = lambda: self.now, self.whois
+        self.gate.tokens._clock, self.gate.whois = lambda: self.now, self.whois
         self.gate.forget()
 
     def whois(self, token: str) -> Actor:
@@ -263,7 +263,7 @@ class Lookups:
         return found
 
     def settled(self, count: int) -> None:
-        wait_until(lambda: self.count == count and not self.gate._asking, 20)
+        wait_until(lambda: self.count == count and not self.gate.tokens.pending, 20)
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def lookups(server: Server, known: httpx.Client, slow: list[str]) -> Lookups:
 
 def test_who_goes_on_asking_never_waits_to_be_looked_up(known: httpx.Client, lookups: Lookups, slow: list[str]) -> None:
     for count in range(2, 6):
-        lookups.now += gate.KNOWN_S * gate.AHEAD - 0.01
+        lookups.now += identities.KNOWN_S * identities.AHEAD - 0.01
         assert said(known, "soon").status_code == 200
         assert lookups.count == count - 1
         lookups.now += 0.02
@@ -290,9 +290,9 @@ def test_who_is_nobody_any_more_is_not_known_for_longer(
     house: SmallHouse, known: httpx.Client, lookups: Lookups
 ) -> None:
     house.tokens.clear()
-    lookups.now += 0.9 * gate.KNOWN_S
+    lookups.now += 0.9 * identities.KNOWN_S
     assert said(known, "last").status_code == 200
-    wait_until(lambda: not lookups.gate._asking, 20)
+    wait_until(lambda: not lookups.gate.tokens.pending, 20)
     assert said(known, "late").status_code == 401
 
 
@@ -300,10 +300,10 @@ def test_who_was_looked_up_before_people_changed_is_looked_up_again(
     known: httpx.Client, lookups: Lookups, slow: list[str]
 ) -> None:
     lookups.hold.clear()
-    lookups.now += 0.9 * gate.KNOWN_S
+    lookups.now += 0.9 * identities.KNOWN_S
     assert said(known, "before").status_code == 200
     wait_until(lambda: lookups.count == 2, 20)
-    (old,) = lookups.gate._asking.values()
+    (old,) = lookups.gate.tokens.pending
     lookups.gate.forget()
     lookups.hold.set()
     assert said(known, "after").status_code == 200

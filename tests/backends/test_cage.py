@@ -16,6 +16,7 @@ import pytest
 
 from falaj.backends.process_cage import check, powers
 from falaj.core.errors import Invalid, Unavailable
+from falaj.worker import family
 from falaj.worker.context import document
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.backends.cages import Caged, caged
@@ -254,16 +255,49 @@ else:
     assert (status.phase, lines) == ("succeeded", ["hello"])
 
 
+TRIED_BY_OWN_COMMAND = """
+import os, socket, sys
+print(open('{folder}/outputs/model/made').read(), file=sys.stderr)
+paths = ('{folder}/outputs/model/made', '{folder}/context.json', '/etc/x')
+trials = [lambda path=path: open(path, 'w') for path in paths]
+trials += [lambda: open(SECRET), lambda: socket.create_connection(('127.0.0.1', PORT), 3), lambda: os.setuid(0)]
+trials += [lambda: os.kill(LAUNCHER, 0)]
+for trial in trials:
+    try:
+        print('allowed', trial(), file=sys.stderr)
+    except OSError:
+        print('refused', file=sys.stderr)
+"""
+
+
 def test_what_launchers_bring_and_publish_themselves(house: Caged) -> None:
-    """On nodes that share no folder with the platform: staged before the cage is closed, published beside it."""
+    """On nodes that share no folder with the platform: by commands in a sandbox of their own, which see the attempt's
+    folder, write to what they bring alone, and reach the platform alone."""
     bare = attempt(slots("node-1"), "print(open('brought').read()); open('../outputs/model/made', 'w').write('x')")
-    bring = ["sh", "-c", "mkdir new && printf hello > new/brought && mv new code"]
-    publish = ["sh", "-c", f"cp outputs/model/made {house.home}/published"]
-    more = {"code": "code", "outputs": {"model": "outputs/model"}, "stage": [bring], "after": [publish]}
-    made = replace(bare, context=document(bare, telemetry_s=60, **more))
-    status, lines = house.run(made)
-    assert (status.phase, lines) == ("succeeded", ["hello"]), status
-    assert (house.home / "published").read_text() == "x"
+    (house.home / "secret").write_text("of the platform")
+    bring = ["-c", "open('{folder}/code/brought', 'w').write('hello')"]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        tried = TRIED_BY_OWN_COMMAND.replace("SECRET", repr(str(house.home / "secret")))
+        tried = tried.replace("PORT", str(other.getsockname()[1])).replace("LAUNCHER", str(os.getpid()))
+        outputs = {"model": "outputs/model"}
+        more = {"code": "code", "outputs": outputs, "stage": [bring], "after": [["-c", tried]]}
+        status, lines = house.run(replace(bare, context=document(bare, telemetry_s=60, **more)))
+    assert status.phase == "succeeded", (status, lines)
+    assert lines == ["hello", "x", *["refused"] * 7]
+
+
+def test_own_command_that_is_stopped_leaves_nobody(house: Caged) -> None:
+    bare = attempt(slots("node-1"), "pass")
+    wait = "import os, sys, time; print('waits', file=sys.stderr, flush=True); time.sleep(600)"
+    made = replace(bare, context=document(bare, telemetry_s=60, code="code", stage=[["-c", wait]]))
+    handle = house.executor.launch(made)
+    wait_for_line(house.executor, handle, 0, "waits")
+    launcher = int(json.loads((house.root / made.id / "slot-0.pid").read_text())["pid"])
+    below = family.descendants(launcher)
+    assert len(below) >= 4, "the runner, the gate, the warden and the command"
+    house.executor.stop(handle, 5)
+    assert over(house.executor, handle).phase == "failed"
+    gone(launcher, *below)
 
 
 def test_stopping_and_saving_reach_into_the_cage(house: Caged) -> None:

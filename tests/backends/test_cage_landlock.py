@@ -42,21 +42,40 @@ tried("may run programs", lambda: subprocess.run(["true"], check=True))
     refused({name: (came, what) for name, came, what in map(json.loads, slot.log().splitlines())})
 
 
-def test_one_that_listens_is_called_and_calls_nobody(tmp_path: Path) -> None:
-    """As servers of models do: on the machine's own network, with one port to connect to."""
+@pytest.mark.parametrize("method", ["namespaces", "landlock"])
+def test_replica_is_called_on_its_inherited_socket_and_connects_to_nothing(tmp_path: Path, method: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as platform, socket.create_server(("127.0.0.1", 0)) as other:
         trials = f"""
-tried("may call the platform", lambda: connect("127.0.0.1", {platform.getsockname()[1]}))
+tried("the platform", lambda: connect("127.0.0.1", {platform.getsockname()[1]}))
 tried("something else", lambda: connect("127.0.0.1", {other.getsockname()[1]}))
 tried("what a cloud tells", lambda: connect("169.254.169.254", 80))
-tried("datagrams", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 53)))
-server = socket.create_server(("127.0.0.1", 0))
+tried("same port elsewhere", lambda: connect("127.0.0.2", {platform.getsockname()[1]}))
+def mptcp():
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as made:
+        made.connect(("127.0.0.1", {other.getsockname()[1]}))
+tried("mptcp", mptcp)
+tried("fast open", lambda: socket.socket().sendto(b"x", 0x20000000, ("127.0.0.1", {other.getsockname()[1]})))
+def outside(kind, protocol):
+    with socket.socket(socket.AF_INET, kind, protocol) as made:
+        made.connect(("127.0.0.1", {other.getsockname()[1]}))
+        made.send(b"x")
+        made.recv(1)
+tried("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
+tried("packet", lambda: socket.socket(17, socket.SOCK_RAW, 3))
+tried("datagrams", lambda: outside(socket.SOCK_DGRAM, 0))
+server = socket.socket(fileno=int(os.environ["FALAJ_LISTEN_FD"]))
 tried("may be called at", lambda: server.getsockname()[1])
 tried("may answer", lambda: server.accept()[0].sendall(b"hello"))
 """
         shown = sorted({sys.base_prefix, sys.prefix})
-        cage = {"method": "namespaces", "uid": 1_900_000_000, "network": "listen", "shown": shown}
-        cage |= {"ports": [platform.getsockname()[1]], "hidden": [str(Path("~root").expanduser())]}
+        cage = {
+            "method": method,
+            "uid": 1_900_000_000 * (method == "namespaces"),
+            "network": "own",
+            "listen": "127.0.0.1",
+            "shown": shown,
+        }
+        cage |= {"platform": list(platform.getsockname()), "hidden": [str(Path("~root").expanduser())]}
         slot = SlotUnderTest(tmp_path, sys.executable, "-c", HOSTILE + trials, cage=cage)
         slot.says("may be called at")
         port = int(
@@ -64,5 +83,29 @@ tried("may answer", lambda: server.accept()[0].sendall(b"hello"))
         )
         with socket.create_connection(("127.0.0.1", port), 20) as caller:
             assert caller.recv(9) == b"hello"
-    assert slot.end()["code"] == 0, slot.log()
+        assert slot.end()["code"] == 0, slot.log()
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+    refused({name: (came, what) for name, came, what in map(json.loads, slot.log().splitlines())})
+
+
+def test_service_of_a_replica_is_reached_by_name_and_by_address(tmp_path: Path) -> None:
+    """As an online store is: programs inside use the address that the platform's settings have."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        trials = f"""
+tried("may call by name", lambda: connect("localhost.localdomain", {port}))
+tried("may call by address", lambda: connect("127.0.0.1", {port}))
+tried("may call elsewhere", lambda: connect("10.98.76.54", {port}))
+tried("another port", lambda: connect("127.0.0.1", {port + 1}))
+tried("another port elsewhere", lambda: connect("10.98.76.54", {port + 1}))
+tried("another address", lambda: connect("10.98.76.55", {port}))
+"""
+        shown = sorted({sys.base_prefix, sys.prefix})
+        services = [["localhost.localdomain", port], ["127.0.0.1", port], ["10.98.76.54", port]]
+        cage = {"method": "namespaces", "uid": 1_900_000_000, "shown": shown, "services": services}
+        cage |= {"hidden": [str(Path("~root").expanduser())]}
+        slot = SlotUnderTest(tmp_path, sys.executable, "-c", HOSTILE + trials, cage=cage)
+        assert slot.end()["code"] == 0, slot.log()
     refused({name: (came, what) for name, came, what in map(json.loads, slot.log().splitlines())})

@@ -91,7 +91,9 @@ def test_each_slot_is_on_its_node_with_its_devices() -> None:
 def test_secrets_are_in_the_secret_and_nowhere_else() -> None:
     objects = made(asked())
     (secret,) = (one for one in objects if one["kind"] == "Secret")
-    assert base64.b64decode(secret["data"]["env.TOKEN"]) == b"seventeen"
+    assert json.loads(base64.b64decode(secret["data"]["env.FALAJ_SECRET_ENV"])) == {"TOKEN": "seventeen"}
+    variables = {one["name"] for pod in pods(objects) for one in pod["containers"][0]["env"]}
+    assert variables == {"HOME", "FALAJ_HOST", "FALAJ_SECRET_ENV"}, "none whose name the submitter chose"
     rest = json.dumps([one for one in objects if one["kind"] != "Secret"])
     assert "seventeen" not in rest
     assert base64.b64encode(b"seventeen").decode() not in rest

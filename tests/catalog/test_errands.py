@@ -17,6 +17,7 @@ from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound
 from falaj.core.permit import PermitDesk
 from falaj.snapshot import state
 from falaj.store import transfer
+from tests.people import enroll, enroll_tenant
 from tests.replica import FALAJ, Replica
 from tests.town import LABEL, Town, refusal
 
@@ -53,8 +54,8 @@ def here(request: pytest.FixtureRequest) -> Any:
     server: Replica = request.getfixturevalue("replica")
     admin = server.as_()
     try:
-        boss = admin.people.add_tenant("bank", "fatima").token
-        server.amal = server.as_(boss).people.add("amal", ("data-scientist",), jurisdiction="AE").token  # type: ignore[attr-defined]
+        boss = enroll_tenant(admin, "bank", "fatima")
+        server.amal = enroll(server.as_(boss), "amal", ("data-scientist",), jurisdiction="AE")  # type: ignore[attr-defined]
     except FalajError:
         assert hasattr(server, "amal")
     return server.as_(server.amal)  # type: ignore[attr-defined]

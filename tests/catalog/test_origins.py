@@ -14,6 +14,7 @@ from falaj.core.context import Context
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
 from tests.catalog.goods import put
+from tests.people import enroll
 from tests.town import LABEL, Town, refusal
 
 
@@ -72,8 +73,8 @@ def test_the_newest_version_is_meant_when_none_is_named(town: Town) -> None:
 
 def test_what_the_asker_may_not_see_is_hidden_in_every_form(town: Town) -> None:
     here = town.as_("amal")
-    town.tokens["nura"] = (
-        town.as_("fatima").people.add("nura", ("data-scientist",), projects=("fraud",), jurisdiction="AE").token
+    town.tokens["nura"] = enroll(
+        town.as_("fatima"), "nura", ("data-scientist",), projects=("fraud",), jurisdiction="AE"
     )
     payroll = put(here, "dataset:payroll/salaries", label=LABEL)
     made = model(town, training=put(here, "dataset:fraud/tx", label=LABEL), salaries=payroll)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Stale
 from tests.catalog.shelfhouse import approve, model, pass_time, publish
+from tests.people import enroll
 from tests.town import Town, refusal
 
 
@@ -221,8 +222,8 @@ def test_asking_twice_takes_no_voice_away_and_a_no_ends_it(town: Town, name: str
 
 def test_nobody_approves_the_own_work_by_a_second_way(town: Town, name: str, project: str) -> None:
     """Bilal is approver and scientist: what he published he cannot approve, though amal asks."""
-    town.tokens["both"] = (
-        town.as_("fatima").people.add(f"both-{project}", ("approver", "data-scientist"), jurisdiction="AE").token
+    town.tokens["both"] = enroll(
+        town.as_("fatima"), f"both-{project}", ("approver", "data-scientist"), jurisdiction="AE"
     )
     v1 = model(town.as_("both"), "1", name)
     asked = town.as_("amal").catalog.promote(v1, "production")

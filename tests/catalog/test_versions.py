@@ -19,6 +19,7 @@ from falaj.core.transfer import Receipt
 from falaj.snapshot.records import Batch
 from falaj.store.objects import intents
 from tests.catalog.shelfhouse import model, publish, safetensors, tree_of
+from tests.people import enroll
 from tests.town import LABEL, Town, refusal
 
 
@@ -205,7 +206,7 @@ def test_who_may_write_and_not_look_gets_nothing_to_read(town: Town, name: str, 
     held = amal.catalog.open(version).tree.batches[0].shard
     for place in ("GB", ""):
         who = f"abroad-{place.lower()}{project}"
-        town.tokens[who] = town.as_("fatima").people.add(who, ("data-scientist",), jurisdiction=place).token
+        town.tokens[who] = enroll(town.as_("fatima"), who, ("data-scientist",), jurisdiction=place)
         abroad = town.as_(who)
         assert isinstance(refusal(lambda each=abroad: each.catalog.open(version)), Denied)
         ticket = abroad.catalog.begin(name).ticket
@@ -216,10 +217,8 @@ def test_nobody_learns_the_names_of_what_they_may_not_see(town: Town, project: s
     amal = town.as_("amal")
     hidden = publish(amal, f"dataset:{project}/hidden")
     version = model(amal, "1", f"model:{project}-open/m", inputs={"train": hidden})
-    town.tokens["visitor"] = (
-        town.as_("fatima")
-        .people.add(f"visitor-{project}", ("data-scientist",), projects=(f"{project}-open",), jurisdiction="AE")
-        .token
+    town.tokens["visitor"] = enroll(
+        town.as_("fatima"), f"visitor-{project}", ("data-scientist",), projects=(f"{project}-open",), jurisdiction="AE"
     )
     guest = town.as_("visitor").catalog
     assert guest.show(version).inputs == {}

@@ -24,7 +24,6 @@ def environment(folder: Path) -> dict[str, str]:
         **kept,
         "XDG_CONFIG_HOME": str(folder / "config"),
         "FALAJ_HOME": str(folder / "home"),
-        "FALAJ_STEWARD": "false",
         "NO_PROXY": "127.0.0.1",
     }
 

@@ -144,6 +144,8 @@ def test_the_doctor_finds_what_is_wrong(falaj: Run, tmp_path: Path) -> None:
     assert well.returncode == 0, well.stdout
     states = {finding["check"]: finding["state"] for finding in json.loads(well.stdout)}
     assert states["store"] == states["keys"] == states["permissions"] == states["disk"] == "ok"
+    assert states["jobs"] == "look", "jobs of the folder's owner run without a sandbox"
+    assert "jobs of the folder's owner run without a sandbox" in falaj("status", "--at", home).stdout
     Path(home).chmod(0o755)
     sick = falaj("doctor", "--at", home)
     assert sick.returncode == 1
@@ -309,3 +311,13 @@ def test_values_are_written_for_people(capsys: pytest.CaptureFixture[str]) -> No
     put("text\twith a tab")
     put({"key": "a\nb"})
     assert capsys.readouterr().out == "done\ntext\twith a tab\nkey\ta b\n"
+
+
+def test_env_names_the_gateway_for_triton_clients(falaj: Run) -> None:
+    local = json.loads(falaj("env", "--json", env={"FALAJ_GATEWAY": "127.0.0.1:8999"}).stdout)
+    assert local["TRITON_URL"] == "http://127.0.0.1:8999"
+    named = json.loads(falaj("env", "--json", env={"FALAJ_GATEWAY_URL": "https://infer.example"}).stdout)
+    assert named["TRITON_URL"] == "https://infer.example"
+    remote = falaj("env", env={"FALAJ_URL": "https://falaj.example"}).stdout
+    assert "TRITON_URL" not in remote
+    assert "falaj serve url" in remote

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "compliance.py"
@@ -15,12 +16,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "compliance.py"
 @pytest.mark.timeout(300)
 def test_it_audits_and_renews_its_token(tmp_path: Path) -> None:
     with Replica(tmp_path / "house", {"FALAJ_SANDBOX": "off"}) as server:
-        boss = server.as_(server.as_().people.add_tenant("bank", "fatima").token)
+        boss = server.as_(enroll_tenant(server.as_(), "bank", "fatima"))
         for cluster in server.as_().clusters.list():
             server.as_().clusters.change(cluster.name, {"tenants": "bank"})
-        mona = server.as_(boss.people.add("mona", ("ml-engineer",), jurisdiction="AE").token)
-        token = boss.people.add("nightly-audit", ("auditor",), service=True, jurisdiction="AE").token
-        keeper = boss.people.add("nightly-keeper", ("ml-engineer",), service=True, projects=("compliance",)).token
+        mona = server.as_(enroll(boss, "mona", ("ml-engineer",), jurisdiction="AE"))
+        boss.people.add("nightly-audit", ("auditor",), service=True, jurisdiction="")
+        boss.people.add("nightly-keeper", ("ml-engineer",), service=True, projects=("compliance",))
+        token = boss.people.token("nightly-audit", hours=24, renewable=8760).token
+        keeper = mona.people.token("nightly-keeper", hours=24, renewable=8760).token
         mona.secrets.put("secret:compliance/auditor", token)
         mona.secrets.put("secret:compliance/keeper", keeper)
         saved = mona.flows.save(str(EXAMPLE))

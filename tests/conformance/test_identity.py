@@ -59,12 +59,13 @@ class Case:
 
 def _local(village: Village) -> Case:
     admin = village.open_bank()
-    issued = village.people.add(admin, "layla", ("data-scientist",), hours=1)
+    issued = village.enroll(admin, "layla", ("data-scientist",), hours=1)
     find = village.accounts.lookup
     return Case(LocalIdentity("local:", {"find": find}), issued.token, village.house.now(), issued.expires)
 
 
 def _workload(village: Village) -> Case:
+    village.open_bank()
     work = Workload("r7", "uae", "bank", frozenset({"service"}))
     return Case(village.tokens, village.tokens.issue(work, NOW), NOW, NOW + 600)
 
@@ -223,7 +224,7 @@ def test_a_build_system_exchanges_its_token(oidc_provider: OidcServer, tmp_path:
     village.house.time = time.time()
     admin = village.open_bank()
     rule = Trust(oidc_provider.issuer, oidc_provider.audience, oidc_provider.service_client, "uae")
-    village.people.trust(admin, "ci", rule)
+    village.trust(admin, "ci", rule)
     given = village.people.exchange(village.ctx(GUEST), "bank", "ci", oidc_provider.service_token())
     actor = village.tokens.whois(given.token, village.house.now())
     assert actor is not None

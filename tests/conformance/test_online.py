@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -720,3 +721,61 @@ def test_redis_that_does_not_answer_is_given_up(redis_server: RedisServer) -> No
         os.kill(redis_server.pid, signal.SIGCONT)
     assert cell(online) == row(1)
     online.close()
+
+
+def test_readonly_reader_without_lock_file_sees_each_commit_and_cannot_write(tmp_path: Path) -> None:
+    url, (ours, theirs) = f"lmdb:{tmp_path}/online", fresh.Pipe()
+    writer = LmdbOnline(url, {"map_bytes": 1 << 20})
+    writer.put("s", [(b"k", row(0))], NOW)
+    lock = tmp_path / "online" / "lock.mdb"
+    lock.rename(tmp_path / "lock.mdb")
+    child = fresh.Process(target=_read_without_lock, args=(url, theirs))
+    child.start()
+    for number in range(1, 600):  # beyond the first map: writer and reader map the file anew
+        writer.put("s", [(b"k", row(number)), (b"%d" % number, row(1, value=b"x" * 4000))], NOW)
+        ours.send(number)
+        assert ours.recv() == number
+    ours.send(0)
+    child.join(30)
+    assert child.exitcode == 0
+    assert not lock.exists()
+    writer.close()
+
+
+def _read_without_lock(url: str, channel: Any) -> None:
+    reader = LmdbOnline(url, {"readonly": True, "map_bytes": 1 << 20})
+    while number := channel.recv():
+        found = reader.get([("s", [b"k", b"%d" % number])])[0]
+        channel.send(number if found == [row(number), row(1, value=b"x" * 4000)] else -1)
+    for write in (lambda: reader.put("s", [(b"k", row(9))], NOW), lambda: reader.delete("s", [b"k"])):
+        with pytest.raises(Invalid):
+            write()
+    reader.close()
+
+
+def test_writer_does_not_reuse_recent_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader without a lock file stays on its snapshot while the writer replaces every page of it many times."""
+    monkeypatch.setattr("falaj.backends.lmdb.GRACE_S", 60.0)
+
+    writer = LmdbOnline(f"lmdb:{tmp_path}/online")
+    rows = [(b"%04d" % number, row(1)) for number in range(500)]
+    writer.put("s", rows, NOW)
+    child = fresh.Process(target=_hold_snapshot, args=(str(tmp_path / "online"), str(tmp_path)))
+    child.start()
+    wait_until((tmp_path / "open").exists, 30)
+    for number in range(2, 12):
+        writer.put("s", [(key, row(number)) for key, _ in rows], NOW)
+    (tmp_path / "go").touch()
+    child.join(30)
+    assert child.exitcode == 0
+    writer.close()
+
+
+def _hold_snapshot(folder: str, signals: str) -> None:
+    import lmdb
+
+    with lmdb.open(folder, readonly=True, lock=False) as env, env.begin() as txn:
+        before = dict(txn.cursor())
+        Path(signals, "open").touch()
+        wait_until(Path(signals, "go").exists, 30)
+        assert dict(txn.cursor()) == before

@@ -210,6 +210,11 @@ class Visitor:
         """For a browser that shall be signed in without typing."""
         return {cookie.name: cookie.value or "" for cookie in self._line.cookies.jar}
 
+    @property
+    def session(self) -> str:
+        """The session id, as its cookie holds it."""
+        return next(value for name, value in self.cookies.items() if name not in ("falaj-look", "falaj-said"))
+
     def get(self, path: str, **headers: str) -> Seen:
         """A page; what is not there or not allowed is a Seen, too. An underscore in a header's name is a dash."""
         return self.send("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})

@@ -67,9 +67,9 @@ class _Then:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._house, name)
 
-    def context(self, actor: Actor, *, request: str = "", purpose: str = "") -> Context:
+    def context(self, actor: Actor, **options: Any) -> Context:
         """As the house makes it, with the clock of then."""
-        return replace(self._house.context(actor, request=request, purpose=purpose), now=lambda: self._at)
+        return replace(self._house.context(actor, **options), now=lambda: self._at)
 
 
 class Story:

@@ -124,7 +124,7 @@ def test_keys_go_everywhere(tab: Tab, page: Page) -> None:
         page.keyboard.press(key)
     assert tab.tell(_AT) == [0, 1]
     page.keyboard.press("Control+End")
-    page.wait_for_function(f"document.activeElement.textContent === '{(METRICS - 1) / 1000}'")
+    page.wait_for_function(f"() => document.activeElement.textContent === '{(METRICS - 1) / 1000}'")
     assert tab.tell(_AT) == [RUNS - 1, METRICS + 3]
     page.keyboard.press("Home")
     page.keyboard.press(" ")

@@ -216,7 +216,7 @@ class TestForms:
     def fields(self, visitor: Visitor, about: str) -> dict[str, str]:
         from falaj.console.session import form_key
 
-        key = form_key(visitor.ground.tokens[visitor.person])
+        key = form_key(visitor.session)
         return {"_given": f'{{"name": "{self.NAME}", "about": "{about}"}}', "_key": key, "_back": ROOT}
 
     def about(self, platform: Ground) -> str:

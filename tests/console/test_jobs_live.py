@@ -56,6 +56,7 @@ def test_a_click_starts_a_waiting_job_a_log_grows_and_a_click_cancels(
     with served(tmp_path, chromium) as (lab, tab):
         page = tab.page
         lab.one_node(cpus=1000)
+        lab.here.clusters.change("local", {"writable": str(tmp_path)})  # the job waits for files there
         cloud = "process:?nodes=0&most=3&cpus=1000&memory=1024&labels=price:1000000000"
         lab.here.people.add_tenant("clinic", "yusuf")
         lab.here.clusters.add("cloud", cloud, more={"folder": str(tmp_path / "cloud"), "tenants": "clinic"})

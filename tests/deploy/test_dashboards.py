@@ -13,6 +13,7 @@ from falaj.infer.statistics import Statistics, exposition
 from tests.api.small import serving
 from tests.gateway.stand_in import Ground, Replica
 from tests.gateway.test_doors import INFER
+from tests.people import enroll
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"\b(?:falaj|process)_[a-z0-9_]+\b|\bfalaj:[a-z0-9_:]+|\bup\b")
@@ -37,8 +38,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, set[s
     ground.add(Replica(ground.loop))
     ground.open()
     house = ground.town.house
-    made = ground.town.as_("admin").people.add("prometheus", ("service",), service=True, projects=("metrics",))
-    bearer = {"authorization": f"Bearer {made.token}"}
+    token = enroll(ground.town.as_("admin"), "prometheus", ("auditor",), service=True, projects=("metrics",))
+    bearer = {"authorization": f"Bearer {token}"}
     client = httpx.Client(trust_env=False, timeout=60)
     with serving(house, listen="127.0.0.1:0") as server, house.working(), client as http:
         http.post(f"{ground.doors.http}{INFER}", content=b"{}", headers=ground.headers())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.lab import until
+from tests.people import enroll
 from tests.replica import Replica
 
 JOBS = 12
@@ -25,7 +26,8 @@ class Site:
 
     def __init__(self, home: Path, env: dict[str, str]) -> None:
         self.home, self.env = home, env
-        self.journal = home / "journal"
+        self.journal = home / "journal" / "lines"
+        self.journal.parent.mkdir()
         self.script = home / "code" / "work.py"
         self.script.parent.mkdir()
         self.script.write_text(WORK)
@@ -36,8 +38,9 @@ class Site:
 
     def prepare(self, replica: Replica) -> None:
         admin = replica.as_()
-        self.token = admin.people.add("dev", ("data-scientist",), jurisdiction="AE").token
-        admin.clusters.change("local", {"address": "process:?nodes=1&cpus=2000&memory=4096"})
+        self.token = enroll(admin, "dev", ("data-scientist",), jurisdiction="AE")
+        told = {"address": "process:?nodes=1&cpus=2000&memory=4096", "writable": str(self.journal.parent)}
+        admin.clusters.change("local", told)
 
     def submit(self, here: Any, number: int) -> Any:
         command = f"python {self.script.name} {self.journal}"

@@ -14,6 +14,7 @@ import yaml
 from falaj.cli.frame import Frame
 from falaj.cli.parsing import read
 from falaj.cli.verbs import given, parser_of, typed, words_of
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 from tests.servers.oidc import OidcServer
 
@@ -67,12 +68,19 @@ def test_the_pipeline_runs(oidc_provider: OidcServer, tmp_path: Path) -> None:
     """A build system's token, exchanged; a model published, verified, and waiting for people in production."""
     server = oidc_provider
     with Replica(tmp_path / "house", {"FALAJ_FEDERATION": server.issuer}) as replica:
-        boss = replica.as_(replica.as_().people.add_tenant("bank", "fatima").token)
+        boss = replica.as_(enroll_tenant(replica.as_(), "bank", "fatima"))
         trusted = {
             "issuer": server.issuer, "audience": server.audience, "subject": server.service_client, "zone": "home",
             "projects": ["fraud"], "jurisdiction": "AE",
         }  # fmt: skip
-        boss.people.trust("gitlab", trusted)
+        sami, badr = (
+            replica.as_(enroll(boss, name, (role,)))
+            for name, role in {"sami": "security-officer", "badr": "approver"}.items()
+        )
+        waiting = sami.people.trust("gitlab", trusted)
+        assert waiting.state == "waiting"
+        badr.approvals.give(waiting.approval)
+        assert sami.people.trust("gitlab", trusted).state == "trusted"
         env = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
         env |= {"FALAJ_URL": replica.url, "FALAJ_CACHE": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path)}
 
@@ -93,5 +101,5 @@ def test_the_pipeline_runs(oidc_provider: OidcServer, tmp_path: Path) -> None:
         falaj("catalog", "verify", ref)
         asked = falaj("catalog", "promote", ref, "production", "--reason", "build 7")
         assert (asked["state"], "falaj approvals" in asked["next"]) == ("waiting", True)
-        omar = replica.as_(boss.people.add("omar", ("auditor",), jurisdiction="AE").token)
+        omar = replica.as_(enroll(boss, "omar", ("auditor",), jurisdiction="AE"))
         assert server.service_client in str(omar.audit.log(verb="people.exchange"))

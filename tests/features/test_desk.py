@@ -115,7 +115,7 @@ def test_bad_reads(town: Town) -> None:
     error(lambda: read("service:fraud/both", {"shop_id": list(range(10_001))}), Invalid, "too many")
     error(lambda: read("service:fraud/asked", {"shop_id": [1]}), Invalid, "price")
     error(lambda: read("service:fraud/asked", {"shop_id": [1]}, {"price": [1.0]}), Invalid, "")
-    error(lambda: read("dataset:fraud/shops", {"shop_id": [1]}), Invalid, "is no service")
+    error(lambda: read("dataset:fraud/shops", {"shop_id": [1]}), Invalid, "of kind service or view")
 
 
 def test_bad_pushes(town: Town) -> None:
@@ -205,7 +205,7 @@ def test_skew_finds_what_was_served_wrong(town: Town) -> None:
     view = next(one for one in reader.plan.views if one.ref.startswith("view:fraud/live"))
     key = (6).to_bytes(8, "little")
     row = Layout(view.stored).encode({"amount": [666.0]}, [ago(1)], [ago(1)], [1 << 60])[0]
-    town.house.online().put(view.space, [(key, row)], ago(0))
+    town.house.online("bank").put(view.space, [(key, row)], ago(0))
     with amal.features.reader("service:fraud/both") as reader:
         reader.read({"shop_id": [6]})
     assert {one.feature: one.differ for one in amal.features.skew("service:fraud/both").features}["amount"] == 1

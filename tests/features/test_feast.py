@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from falaj.asof.records import STATUSES, Field
 from falaj.core.errors import FalajError, Invalid, NotFound, UserCodeFailed
 from falaj.features.decide import Standing, plan, service_plan
 from falaj.features.feast import PYTHON, describe, import_feast, translate
-from falaj.features.kept import function_of
 from falaj.features.records import Definitions, Pick, ServiceDef, ViewDef
 from falaj.store.codec import from_plain, to_plain
+from falaj.worker.function_sandbox import FunctionSandbox
 from tests.features.feast_rides import values
 
 FEAST = "0.67.0"
@@ -54,7 +55,8 @@ def test_entities_views_and_services_come_over() -> None:
     (scorer,) = made.services
     assert Pick("rides/driver_fresh", ("speed",), {}, {"driver_id": "other_driver_id"}) in scorer.picks
     assert scorer.request == (Field("price", "float64"),)
-    assert function_of(scorer.computed[0].source)({"price": [2.0], "acc_rate": [3.0]}) == {"price_rate": [6.0]}
+    with closing(FunctionSandbox("price_rate", scorer.computed[0].source)) as function:
+        assert function({"price": [2.0], "acc_rate": [3.0]}) == {"price_rate": [6.0]}
     left = [note for note in notes if "is left out" in note]
     assert [note.split(":")[0] for note in left] == ["view world is left out", "on demand doubled is left out"]
     assert "view driver_hourly: publish data/trips.parquet as dataset:rides/trips" in notes

@@ -100,11 +100,11 @@ class World:
     def lose(self) -> None:
         """The online store comes back empty."""
         for view in self.here.features.open(f"service:{self.name}/both").plan.views:
-            self.town.house.online().drop(view.space)
+            self.town.house.online("bank").drop(view.space)
 
     def die(self, after: int) -> None:
         """Filling that ends after so many writes to the online store."""
-        kind = type(self.town.house.online())
+        kind = type(self.town.house.online("bank"))
         put, left = kind.put, itertools.count(after, -1)
 
         def dying(*given: Any) -> int:
@@ -136,7 +136,7 @@ class World:
     def check(self) -> None:
         """The online store, history, and the list."""
         service = f"service:{self.name}/both"
-        online = same_as_history(self.here, self.town.house.online(), service, {"id": IDS})
+        online = same_as_history(self.here, self.town.house.online("bank"), service, {"id": IDS})
         wanted = self.expected()
         for name, values in online.columns.items():
             assert [one or None for one in values] == [one or None for one in wanted[name]], name

@@ -1,6 +1,7 @@
 """Functions kept as text: all they need is in the text, and hostile text is refused before any of it runs."""
 
 import math
+from contextlib import closing
 from datetime import timedelta
 
 import numpy as np
@@ -8,7 +9,8 @@ import numpy.linalg as algebra
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.features.kept import MAX_TEXT, check_text, digest_of, function_of, keep
+from falaj.features.kept import MAX_TEXT, check_text, digest_of, keep
+from falaj.worker.function_sandbox import FunctionSandbox
 
 
 def ratio(columns: "dict[str, np.ndarray[object, object]]") -> object:
@@ -31,11 +33,12 @@ def test_a_function_comes_back_with_its_imports() -> None:
     text = keep(ratio)
     assert text.startswith("import numpy.linalg as algebra\nimport math\nimport numpy as np\n\n\ndef ratio(columns")
     assert "# and its remarks" in text
-    made = function_of(text)({"a": np.array([3.0]), "b": np.array([4.0])})
-    assert made == {"ratio": [5], "norm": 3.0}
+    with closing(FunctionSandbox("ratio", text)) as function:
+        assert function({"a": np.array([3.0]), "b": np.array([4.0])}) == {"ratio": [5], "norm": 3.0}
     assert keep(ratio) == text
     assert digest_of(text).startswith("sha256:")
-    assert function_of(keep(recursive))({"a": 1}) == {"a": 1}
+    with closing(FunctionSandbox("recursive", keep(recursive))) as function:
+        assert function({"a": 1}) == {"a": 1}
 
 
 def test_a_class_from_outside_is_refused() -> None:
@@ -79,5 +82,3 @@ def test_what_is_no_function_of_a_file_is_refused(thing: object) -> None:
 def test_hostile_text_is_refused(text: str) -> None:
     with pytest.raises(Invalid):
         check_text(text)
-    with pytest.raises(Invalid):
-        function_of(text)

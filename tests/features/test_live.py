@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import FalajError
+from tests.people import enroll
 from tests.replica import Replica
 from tests.servers.redis import RedisServer
 from tests.town import refusal
@@ -28,7 +29,7 @@ ASKED = ({"id": [1, 2, 3, 4]}, {"price": [1.0, 1.0, 1.0, 1.0]})
 def amal(tmp_path: Path) -> Iterator[tuple[Any, Replica, RedisServer]]:
     """Somebody at a platform far away, whose features lie in Redis."""
     with RedisServer() as redis, Replica(tmp_path / "house", {"FALAJ_ONLINE": redis.url}) as replica:
-        found = replica.as_(replica.as_().people.add("amal", ("data-scientist",), jurisdiction="AE").token)
+        found = replica.as_(enroll(replica.as_(), "amal", ("data-scientist",), jurisdiction="AE"))
         (tmp_path / "features.py").write_text(DEFINITIONS)
         found.features.apply(str(tmp_path / "features.py"))
         at = round(time.time() * 1e6) - 5
@@ -42,7 +43,7 @@ def test_far_and_near_read_the_same(amal: tuple[Any, Replica, RedisServer], monk
     assert here.online() is None
     with here.features.reader("service:lab/both") as reader:
         far = reader.read(*ASKED)
-    monkeypatch.setenv("FALAJ_ONLINE", redis.url)
+    monkeypatch.setenv("FALAJ_ONLINE", f"{redis.url}?prefix=falaj:house:")
     assert here.online() is not None
     with here.features.reader("service:lab/both") as reader:
         near = reader.read(*ASKED)

@@ -1,6 +1,7 @@
 """Definition files: run beside the caller, importing each other, with complaints that name the line."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 
@@ -8,7 +9,8 @@ import pytest
 
 from falaj.core.errors import Invalid, NotFound, UserCodeFailed
 from falaj.features.decide import Standing, plan
-from falaj.features.loading import function_of, load
+from falaj.features.loading import load
+from falaj.worker.function_sandbox import FunctionSandbox
 
 ENTITIES = """
 from falaj.features import Entity
@@ -49,7 +51,8 @@ def test_files_of_a_folder_import_each_other_and_are_one(tmp_path: Path) -> None
         assert sorted(one.name for one in made.views) == ["fraud/ratios", "fraud/v1", "fraud/v2"]
         assert [one.name for one in made.services] == ["fraud/scorer"]
     ratios = next(one for one in made.views if one.name == "fraud/ratios")
-    assert function_of(ratios.function)({"debt": [1.0], "income": [2.0]})["ratio"].tolist() == [0.5]
+    with closing(FunctionSandbox("ratios", ratios.function)) as function:
+        assert function({"debt": [1.0], "income": [2.0]})["ratio"].tolist() == [0.5]
     assert {name for name in set(sys.modules) - before if "views" in name or "services" in name} == set()
     assert sys.path == path
 

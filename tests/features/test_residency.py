@@ -18,6 +18,7 @@ from falaj.core.errors import Denied
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.features.persons import FILE, publish_apart
+from tests.people import enroll
 from tests.town import Town, refusal
 
 NAME, SALARY = "ana-of-sharjah", 12345678901.75
@@ -30,7 +31,7 @@ LABELS = {"": "AE-PDPL,confidential,purpose=fraud", "fsalary": "AE-PDPL,secret,p
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     made = Town(tmp_path_factory.mktemp("town"))
     for name, place in (("ines", "IE"), ("nils", "")):
-        made.tokens[name] = made.as_("fatima").people.add(name, ("data-scientist",), jurisdiction=place).token
+        made.tokens[name] = enroll(made.as_("fatima"), name, ("data-scientist",), jurisdiction=place)
     yield made
     made.close()
 

@@ -8,6 +8,7 @@ from tempfile import gettempdir
 import pytest
 
 from falaj.backends.process_cage import powers
+from falaj.core.errors import Invalid
 from falaj.core.settings import Settings
 from falaj.fleet import sandbox
 from tests.jobs.lab import Lab
@@ -55,6 +56,14 @@ def test_what_the_house_requires_no_cluster_lowers() -> None:
     assert sandbox.chosen(strict, "process:?sandbox=off", {"sandbox": "off"})["sandbox"] == "required"
 
 
+@pytest.mark.parametrize(
+    ("address", "options"), [("process:", {"hidden": "/srv/more"}), ("process:?hidden=/srv/more", {})]
+)
+def test_what_a_cluster_hides_comes_beside_what_the_house_hides(address: str, options: dict[str, str]) -> None:
+    found = sandbox.chosen({"sandbox": "best", "hidden": "/srv/falaj,/keys"}, address, options)
+    assert found["hidden"].split(",") == ["/srv/falaj", "/keys", "/srv/more"]
+
+
 def test_everything_that_the_platform_keeps_is_hidden() -> None:
     settings = Settings(home="/srv/falaj", store="sqlite:/data/ledger.db", secrets="file:/keys", blobs="s3://far/away")
     told = sandbox.options_of(settings)
@@ -66,7 +75,35 @@ def test_everything_that_the_platform_keeps_is_hidden() -> None:
         "/data/ledger.db-wal",
     ]
     assert told["platform"] == "http://127.0.0.1:8470"
+    by_tenant = Settings(home="/srv/falaj", online="lmdb:/srv/online/of-{tenant}/rows")
+    assert "/srv/online" in sandbox.options_of(by_tenant)["hidden"].split(",")
+
+
+@pytest.mark.parametrize(
+    ("house", "address", "options", "single_user", "whose"),
+    [
+        ("best", "process:", {}, True, "owner"),
+        ("best", "process:", {}, False, ""),
+        ("required", "process:?sandbox=off", {"sandbox": "off"}, True, ""),
+        ("best", "process:", {"sandbox": "required"}, True, ""),
+        ("off", "process:", {}, False, "everybody"),
+        ("best", "process:?sandbox=off", {}, False, "everybody"),
+        ("off", "slurm:", {}, True, ""),
+    ],
+)
+def test_whose_jobs_run_without_a_sandbox_is_known(
+    house: str, address: str, options: dict[str, str], single_user: bool, whose: str
+) -> None:
+    assert sandbox.unsandboxed({"sandbox": house}, address, options, single_user) == whose
 
 
 def test_what_is_not_enforced_is_said() -> None:
     assert sandbox.in_words({"user": "its own", "network": ""}) == "user: its own; NOT enforced: network"
+
+
+@pytest.mark.parametrize("writable", ["/srv/falaj", "/srv/falaj/keys", "/srv/scratch,/srv/falaj/online"])
+def test_folders_of_the_platform_are_never_shown_to_attempts(writable: str) -> None:
+    platform = {"sandbox": "best", "hidden": "/srv/falaj"}
+    with pytest.raises(Invalid, match="outside of the platform's own"):
+        sandbox.chosen(platform, "process:", {"writable": writable})
+    assert sandbox.chosen(platform, "process:", {"writable": "/srv/falaj-scratch"})["writable"] == "/srv/falaj-scratch"

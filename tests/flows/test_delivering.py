@@ -13,6 +13,7 @@ from falaj.flows.hooks import MOST_WAITING
 from falaj.flows.signatures import STANDARD, check
 from tests.flows.hooks_ground import HOOK, Telling
 from tests.flows.receiver import Receiver, free_port, receiving
+from tests.people import enroll
 from tests.town import refusal
 
 
@@ -144,8 +145,8 @@ def test_who_takes_nothing_for_days_is_switched_off(telling: Telling) -> None:
 
 def test_an_owner_is_told_only_of_what_they_may_see_then(telling: Telling, receiver: Receiver) -> None:
     town = telling.town
-    added = town.as_("fatima").people.add("lina", ("ml-engineer",), projects=("fraud",), jurisdiction="AE")
-    town.tokens["lina"] = added.token
+    fatima = town.as_("fatima")
+    town.tokens["lina"] = enroll(fatima, "lina", ("ml-engineer",), projects=("fraud",), jurisdiction="AE")
     hook = Ref.parse("hook:fraud/lina")
     town.as_("lina").flows.hook(hook, receiver.url(), ("catalog.*",))
     telling.say(ref="model:secretive/m")
@@ -170,7 +171,7 @@ def test_a_ping_arrives_and_nothing_is_told_of_telling(telling: Telling, receive
     for _ in range(5):
         telling.turn()
     told = [json.loads(body)["type"] for _, body, _ in receiver.got]
-    assert sorted(told) == ["ae.falaj.flows.ping", "ae.falaj.secrets.show"]
+    assert sorted(told) == ["ae.falaj.flows.ping", "ae.falaj.secrets.use"]
 
 
 BAD = ["http://10.0.0.1/x", "https://u:p@a.example/", "https://a.example/?api_key=abcdefghijkl", "mailto:a@b.example"]

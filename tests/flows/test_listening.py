@@ -9,6 +9,7 @@ from falaj.core.errors import Denied, QuotaExceeded
 from falaj.core.ref import Ref
 from falaj.flows.listening import GIVE_UP_S
 from tests.flows.listening_ground import FLOW, Ground
+from tests.people import enroll
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +157,8 @@ def test_events_of_before_a_trigger_are_not_heard_and_cooling_passes_events_over
 
 def test_an_owner_hears_only_of_what_they_may_see(ground: Ground) -> None:
     town = ground.town
-    limited = town.as_("fatima").people.add("lina", ("data-scientist",), projects=("fraud",), jurisdiction="AE")
-    town.tokens["lina"] = limited.token
+    fatima = town.as_("fatima")
+    town.tokens["lina"] = enroll(fatima, "lina", ("data-scientist",), projects=("fraud",), jurisdiction="AE")
     town.as_("lina").flows.on(FLOW, ("catalog.commit",), params={"data": "{subject}"}, name="of-lina")
     ground.say("catalog.commit", "dataset:secretive/a")
     ground.say("catalog.commit", "dataset:fraud/a", who="sara")  # of the clinic

@@ -9,6 +9,7 @@ from falaj.core.ref import Ref
 from falaj.flows.records import GATE, VERB, FlowPlan, StepPlan
 from falaj.jobs.records import FAILED
 from tests.flows.yard import Yard, function, taken
+from tests.people import enroll
 from tests.town import Town, refusal
 
 
@@ -205,7 +206,7 @@ def test_what_steps_say_is_bounded_and_holds_no_secret(yard: Yard) -> None:
 
 def test_who_goes_takes_their_runs_along(yard: Yard) -> None:
     town = yard.town
-    town.tokens["noor"] = town.as_("fatima").people.add("noor", ("data-scientist",), jurisdiction="AE").token
+    town.tokens["noor"] = enroll(town.as_("fatima"), "noor", ("data-scientist",), jurisdiction="AE")
     noor = town.as_("noor")
     flow = yard.save("goes", function("a"), function("b", takes={"x": taken("a")}))
     run = noor.flows.start(flow)

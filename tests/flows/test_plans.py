@@ -41,7 +41,7 @@ BAD: list[tuple[str, StepPlan, str]] = [
     ("verb with bytes", StepPlan("v", VERB, entry="jobs.logs", takes={"job": "job:a/b"}), "moves bytes"),
     ("gate", StepPlan("g", GATE, entry="full-moon"), "waits for"),
     ("secret", replace(B, takes={"x": "AKIA" + "IOSFODNN7EXAMPLE"}), "holds a secret"),
-    ("secret in the environment", replace(B, spec=replace(SPEC, env={"FALAJ_HOME": "x"})), "cannot be a variable"),
+    ("secret in the environment", replace(B, spec=replace(SPEC, env={"FALAJ_HOME": "x"})), "is reserved"),
 ]  # fmt: skip
 
 

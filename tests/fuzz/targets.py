@@ -255,7 +255,7 @@ def _web() -> tuple[Target, ...]:
     from falaj.api.wire import Arguments, encode_header
     from falaj.catalog.keeping import Keeping
     from falaj.console.doing import arguments, read_form
-    from falaj.console.session import check_origin, flashed, look_of, shown
+    from falaj.console.session import check_origin, flashed, look_of, session_id
     from falaj.core.verb import verb_of
     from falaj.flows.signatures import GITHUB, STANDARD, check
     from tests.fuzz import seeds as s
@@ -276,7 +276,7 @@ def _web() -> tuple[Target, ...]:
 
     def cookies(data: bytes) -> object:
         ask = asked(cookie=data)
-        return look_of(ask), flashed(ask), shown(ask)
+        return look_of(ask), flashed(ask), session_id(ask, False), session_id(ask, True)
 
     return (
         Target(

@@ -218,9 +218,8 @@ def test_a_caller_who_goes_away_ends_the_work(ground: Make, asking: Asking) -> N
     host, _, port = one.doors.http.rpartition("/")[2].partition(":")
     with socket.create_connection((host, int(port))) as caller:
         token = one.headers()["authorization"]
-        caller.sendall(
-            f"POST {INFER} HTTP/1.1\r\nhost: x\r\nauthorization: {token}\r\ncontent-length: 4\r\n\r\nhang".encode()
-        )
+        head = f"POST {INFER} HTTP/1.1\r\nhost: localhost\r\nauthorization: {token}\r\ncontent-length: 4\r\n\r\n"
+        caller.sendall(head.encode() + b"hang")
         until(lambda: one.replicas[0].echo.asked == 2)
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     until(lambda: one.replicas[0].echo.cancelled == 1)

@@ -114,7 +114,7 @@ def test_what_is_asked_for_is_read_again_before_it_is_too_old(ledger: Ledger, cl
         write(ledger, tx, "new")
     clock[0] = STALE_S * AHEAD
     assert (fresh.get(THING), asked) == ("", [])
-    clock[0] += 0.1
+    clock[0] += 0.1 * STALE_S
     assert (fresh.get(THING), fresh.get(THING), len(asked)) == ("", "", 1)
     asked.pop()()
     assert fresh.get(THING) == "new"

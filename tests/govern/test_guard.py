@@ -15,6 +15,7 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.desks import DESKS
 from falaj.platform import connect
+from tests.people import enroll
 from tests.town import LABEL, TEAM, Town, refusal
 
 BLOB = "blob:fraud/customers"
@@ -89,9 +90,7 @@ def test_another_tenant_cannot_tell_that_a_thing_exists(stocked: Town) -> None:
 
 
 def test_who_may_not_see_a_project_hears_that_there_is_nothing(stocked: Town) -> None:
-    token = (
-        stocked.as_("fatima").people.add("visitor", ("data-scientist",), projects=("other",), jurisdiction="AE").token
-    )
+    token = enroll(stocked.as_("fatima"), "visitor", ("data-scientist",), projects=("other",), jurisdiction="AE")
     stocked.tokens["visitor"] = token
     assert isinstance(refusal(lambda: stocked.as_("visitor").store.show(BLOB)), NotFound)
     assert stocked.as_("visitor").store.list().entries == ()
@@ -182,7 +181,7 @@ def test_lists_show_exactly_what_direct_questions_would(town: Town) -> None:
     boss.policy.add(
         "no-secrets", 'forbid (principal, action in Action::"see", resource) when { resource.classification >= 3 };'
     )
-    town.tokens["narrow"] = boss.people.add("narrow", ("data-scientist",), projects=("a",), jurisdiction="AE").token
+    town.tokens["narrow"] = enroll(boss, "narrow", ("data-scientist",), projects=("a",), jurisdiction="AE")
     made = []
     for n in range(24):
         level = dice.choice(["open", "confidential", "sensitive", "secret"])

@@ -36,11 +36,11 @@ def root(village: Village) -> Context:
 
 @pytest.fixture
 def admin(village: Village, root: Context) -> Context:
-    return village.ctx(village.who(village.people.add_tenant(root, "bank", "fatima", "First Bank")))
+    return village.ctx(village.who(village.redeem(village.people.add_tenant(root, "bank", "fatima", "First Bank"))))
 
 
 def test_whom_another_replica_suspended_or_revoked_is_nobody_when_looked_up(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "amal", ("ml-engineer",))
+    issued = village.enroll(admin, "amal", ("ml-engineer",))
     elsewhere = Accounts(village.house.ledger, "home")
     digest = hashlib.sha256(issued.token.split("_", 2)[2].encode()).hexdigest()
     asked = (issued.id, digest, admin.now())
@@ -117,7 +117,7 @@ def test_names_that_nobody_can_have(village: Village, root: Context, name: str) 
 
 
 def test_the_secret_is_shown_once_and_kept_nowhere(village: Village, admin: Context, tmp_path: Path) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",), jurisdiction="AE", projects=("fraud",))
+    issued = village.enroll(admin, "layla", ("data-scientist",), jurisdiction="AE", projects=("fraud",))
     secret = issued.token.rpartition("_")[2] if issued.token.count("_") == 2 else issued.token[20:]
     actor = village.who(issued)
     assert (actor.id, actor.tenant, actor.kind, actor.jurisdiction) == ("layla", "bank", "person", "AE")
@@ -147,14 +147,14 @@ def test_the_secret_is_shown_once_and_kept_nowhere(village: Village, admin: Cont
     ],
 )
 def test_a_token_that_differs_anywhere_is_refused(village: Village, admin: Context, change: Any) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     with pytest.raises(Unauthenticated) as refusal:
         village.identity.whois(change(issued.token), village.house.now())
     assert "layla" not in str(refusal.value)
 
 
 def test_a_token_ends(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",), hours=1)
+    issued = village.enroll(admin, "layla", ("data-scientist",), hours=1)
     village.house.time += 3599
     assert village.who(issued).expires == issued.expires
     village.house.time += 1
@@ -163,7 +163,7 @@ def test_a_token_ends(village: Village, admin: Context) -> None:
 
 
 def test_reading_who_someone_is_writes_nothing(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     before = len(village.house.ledger.tail(tenant="bank")) + len(village.house.ledger.tail(tenant=HOUSE))
     for _ in range(5):
         village.who(issued)
@@ -171,14 +171,20 @@ def test_reading_who_someone_is_writes_nothing(village: Village, admin: Context)
 
 
 def test_a_service_account_has_short_tokens_and_no_human_role(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "loader", ("service",), service=True)
+    minter = village.ctx(replace(admin.actor, id="mona", roles=frozenset(ORDINARY)))
+    with pytest.raises(Invalid, match="named projects"):
+        village.people.add(admin, "loader", ("service",), service=True)
+    village.people.add(admin, "loader", ("service",), service=True, projects=("fraud",))
+    with pytest.raises(Denied, match="rights that you do not have"):
+        village.people.token(admin, "loader")
+    issued = village.people.token(minter, "loader")
     assert village.who(issued).kind == "service"
     assert issued.expires == village.house.now() + 3600
     with pytest.raises(Invalid, match="24 hours"):
-        village.people.token(admin, "loader", hours=25)
+        village.people.token(minter, "loader", hours=25)
     for role in sorted(ORDINARY - SERVICE_ROLES):
         with pytest.raises(Invalid, match=role):
-            village.people.add(admin, "loader2", (role,), service=True)
+            village.people.add(admin, "loader2", (role,), service=True, projects=("fraud",))
         with pytest.raises(Invalid, match=role):
             village.people.change(admin, "loader", roles=(role,))
     with pytest.raises(Invalid, match="service"):
@@ -192,8 +198,8 @@ def test_a_lifetime_has_bounds(village: Village, admin: Context, hours: float) -
 
 
 def test_a_new_token_does_not_end_the_old_one_but_revoking_does(village: Village, admin: Context) -> None:
-    first = village.people.add(admin, "layla", ("auditor",))
-    second = village.people.token(admin, "layla")
+    first = village.enroll(admin, "layla", ("auditor",))
+    second = village.people.renew(village.ctx(village.who(first)))
     assert village.who(first).id == village.who(second).id == "layla"
     village.people.revoke(admin, first.id)
     assert village.refused(first)
@@ -203,7 +209,7 @@ def test_a_new_token_does_not_end_the_old_one_but_revoking_does(village: Village
 
 
 def test_people_renew_for_themselves_only(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "layla", ("auditor",))
+    issued = village.enroll(admin, "layla", ("auditor",))
     layla = village.ctx(village.who(issued))
     assert village.who(village.people.renew(layla)).id == "layla"
     for actor in (GUEST, replace(layla.actor, id="run.7", kind="workload"), replace(layla.actor, id="oidc.layla")):
@@ -215,7 +221,7 @@ def test_people_renew_for_themselves_only(village: Village, admin: Context) -> N
 
 
 def test_suspending_ends_every_token_at_once_and_runs_on_their_behalf(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     layla = village.who(issued)
     run = Actor("run.r7", "bank", "workload", behalf="layla")
     assert village.accounts.standing(run) == (True, True)
@@ -236,7 +242,7 @@ def test_someone_only_the_provider_knows_can_be_suspended(village: Village, admi
 
 
 def test_a_removed_name_is_never_given_again(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     village.people.remove(admin, "layla")
     assert village.refused(issued)
     with pytest.raises(Conflict):
@@ -255,7 +261,7 @@ def test_nobody_changes_their_own_account(village: Village, admin: Context) -> N
 
 
 def test_a_change_of_roles_holds_for_tokens_already_given(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     village.people.change(admin, "layla", roles=("auditor", "auditor"), projects=("risk", "fraud"), jurisdiction="AE")
     actor = village.who(issued)
     assert (actor.roles, actor.projects, actor.jurisdiction) == ({"auditor"}, {"fraud", "risk"}, "AE")
@@ -266,7 +272,7 @@ def test_a_change_of_roles_holds_for_tokens_already_given(village: Village, admi
 
 
 def test_a_change_that_is_undone_was_never_seen(village: Village, admin: Context) -> None:
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     village.who(issued)
     with pytest.raises(NotFound), village.house.ledger.write(admin):  # noqa: PT012 - both acts are one transaction
         village.people.suspend(admin, "layla")
@@ -279,7 +285,7 @@ def test_another_replica_sees_a_change_within_a_second(
 ) -> None:
     clock = 0.0
     monkeypatch.setattr("falaj.govern.fresh.monotonic", lambda: clock)
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     other = Village(tmp_path)
     assert other.who(issued).id == "layla"
     village.people.suspend(admin, "layla")
@@ -289,8 +295,8 @@ def test_another_replica_sees_a_change_within_a_second(
 
 
 def test_a_tenant_sees_and_touches_only_its_own_people(village: Village, root: Context, admin: Context) -> None:
-    clinic = village.ctx(village.who(village.people.add_tenant(root, "clinic", "omar")))
-    issued = village.people.add(admin, "layla", ("data-scientist",))
+    clinic = village.ctx(village.who(village.redeem(village.people.add_tenant(root, "clinic", "omar"))))
+    issued = village.enroll(admin, "layla", ("data-scientist",))
     assert [person.name for person in village.people.list(admin)] == ["fatima", "layla"]
     assert [person.name for person in village.people.list(clinic)] == ["omar"]
     assert village.people.list(admin, prefix="la")[0].roles == ("data-scientist",)
@@ -317,7 +323,8 @@ def test_every_change_is_an_event_in_its_tenants_log(village: Village, admin: Co
     village.people.revoke_run(admin, "r7")
     village.people.remove(admin, "layla")
     assert village.verbs("bank") == [
-        *("people.add", "people.token") * 2,
+        *("people.add", "people.code", "people.token", "people.enroll"),  # fatima
+        *("people.add", "people.code"),  # layla
         "people.change",
         "people.suspend",
         "people.resume",
@@ -373,8 +380,8 @@ class Issuer:
 def test_a_trusted_build_system_gets_a_workload_token(tmp_path: Path, wanted: str, subject: str, trusted: bool) -> None:
     village = Village(tmp_path, {"https://ci.example": Issuer(sub=subject)})
     root = village.ctx(Actor("root", HOUSE))
-    admin = village.ctx(village.who(village.people.add_tenant(root, "bank", "fatima")))
-    village.people.trust(admin, "ci", Trust("https://ci.example", "falaj", wanted, "uae", projects=("fraud",)))
+    admin = village.ctx(village.who(village.redeem(village.people.add_tenant(root, "bank", "fatima"))))
+    village.trust(admin, "ci", Trust("https://ci.example", "falaj", wanted, "uae", projects=("fraud",)))
     guest = village.ctx(GUEST)
     if trusted:
         given = village.people.exchange(guest, "bank", "ci", "true")

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from falaj.backends.local import LocalIdentity
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Unauthenticated
+from falaj.core.ref import Ref
 from falaj.core.verb import verbs_of
 from falaj.govern.accounts import Accounts
-from falaj.govern.people import People
-from falaj.govern.people_records import Issued
+from falaj.govern.approvals import Approvals
+from falaj.govern.people import GUEST, People
+from falaj.govern.people_records import Enrolment, Issued, Trust
 from falaj.govern.policy import Authorizer
 from falaj.govern.policy_desk import Policy
 from falaj.govern.tokens import WorkloadTokens
@@ -30,8 +33,12 @@ class Village:
     def __init__(self, home: Path, issuers: Mapping[str, Any] | None = None) -> None:
         self.house = House(home)
         self.accounts = Accounts(self.house.ledger, "uae")
-        self.tokens = WorkloadTokens(self.house.ring, self.accounts.stopped)
-        self.people = People(self.house.ledger, self.accounts, self.tokens, (issuers or {}).__getitem__)
+        self.tokens = WorkloadTokens(
+            self.house.ring, self.accounts.stopped, partial(self.accounts.refresh, reread=True)
+        )
+        self.approvals = Approvals(self.house.ledger, self.accounts.person_of)
+        issuer = (issuers or {}).__getitem__
+        self.people = People(self.house.ledger, self.accounts, self.tokens, issuer, self.approvals)
         self.authorizer = Authorizer(ACTIONS)
         self.policy = Policy(self.house.ledger, self.authorizer, "uae", self.accounts.standing)
         self.identity = LocalIdentity("local:", {"find": self.accounts.lookup})
@@ -58,4 +65,20 @@ class Village:
     def open_bank(self) -> Context:
         """A tenant with its administrator, whose context this gives."""
         root = self.ctx(Actor("root", HOUSE, roles=frozenset({"tenant-admin"})))
-        return self.ctx(self.who(self.people.add_tenant(root, "bank", "fatima", "First Bank")))
+        return self.ctx(self.who(self.redeem(self.people.add_tenant(root, "bank", "fatima", "First Bank"))))
+
+    def redeem(self, enrolment: Enrolment) -> Issued:
+        """What the person does who was given the code."""
+        return self.people.enroll(self.ctx(GUEST), enrolment.code)
+
+    def trust(self, ctx: Context, name: str, rule: Trust) -> Trust:
+        """Trust a build system: the caller asks, somebody of the identity provider approves, the caller repeats it."""
+        waiting = self.people.trust(ctx, name, rule)
+        assert waiting.state == "waiting"
+        approver = Actor("oidc.badr", ctx.tenant, roles=frozenset({"approver"}), subject="https://login#badr")
+        self.approvals.give(self.ctx(approver), Ref.parse(waiting.approval))
+        return self.people.trust(ctx, name, rule)
+
+    def enroll(self, ctx: Context, name: str, roles: tuple[str, ...], **details: Any) -> Issued:
+        """Add a person, who redeems the code."""
+        return self.redeem(self.people.add(ctx, name, roles, **details))

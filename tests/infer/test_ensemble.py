@@ -12,9 +12,9 @@ import pytest
 from falaj.asof.keys import key_bytes
 from falaj.asof.layout import Layout
 from falaj.asof.records import Field, ServicePlan, ViewPlan
+from falaj.backends.lmdb import LmdbOnline
 from falaj.core.errors import Corrupt, Invalid
 from falaj.core.sheet import TensorSpec
-from falaj.infer.features import open_online
 from falaj.infer.records import Features, ModelConfig, Runtime
 from falaj.infer.runtimes import load
 from tests.infer import models
@@ -113,7 +113,7 @@ def test_features_then_a_model(tmp_path: Path) -> None:
     view = ViewPlan("view:p/v@v1", "space", (Field("id", "int64"),), fields, names, names)
     plan: Any = msgspec.to_builtins(ServicePlan("service:p/s@v1", (view,), outputs=fields))
     url = f"lmdb:{tmp_path / 'online'}"
-    store = open_online(url)
+    store = LmdbOnline(url)
     columns = {name: X[:, at].astype(float).tolist() for at, name in enumerate(names)}
     rows = Layout(fields).encode(columns, *[np.arange(6)] * 3)
     store.put("space", [(key_bytes([at], ["int64"]) or b"", row) for at, row in enumerate(rows)], 10)

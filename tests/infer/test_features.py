@@ -18,11 +18,12 @@ from falaj.asof.keys import key_bytes
 from falaj.asof.layout import Layout
 from falaj.asof.records import Computed, Field, ServicePlan, ViewPlan
 from falaj.asof.rows import OwnRows
+from falaj.backends.lmdb import LmdbOnline
 from falaj.core.errors import Invalid
 from falaj.core.ports import Online
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.features.kept import digest_of, keep
-from falaj.infer.features import Joined, open_online, plan_of
+from falaj.infer.features import Joined, plan_of
 from falaj.infer.records import Features, ModelConfig
 from falaj.infer.runtimes import load
 from tests.infer import models
@@ -48,7 +49,7 @@ NUMBERS = ("amount", "visits", "small", "ok")
 @pytest.fixture(scope="module")
 def online(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Online]]:
     url = f"lmdb:{tmp_path_factory.mktemp('online')}"
-    made = open_online(url)
+    made: Online = LmdbOnline(url)
     yield url, made
     made.close()
 
@@ -149,7 +150,7 @@ def test_what_a_request_brings_and_what_is_computed(tmp_path: Path, online: tupl
     (found,) = model.run([*ids("a"), np.array([2.0])], {})
     assert found.tolist() == [[0.1 / 2.0, 0.2, 2.0]]
     plan["computed"][1]["source"] = text.replace("* 2", "* 3")
-    with pytest.raises(Invalid, match="not what was defined"):
+    with pytest.raises(Invalid, match="not the one that was defined"):
         joined(tmp_path, Features(online[0], plan), {"x": ("FP64", (-1, 3))}, "ratio,loud,price")
 
 

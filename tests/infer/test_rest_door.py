@@ -285,6 +285,16 @@ def test_nothing_but_health_is_told_to_strangers(
         assert status == 401
 
 
+def test_a_body_is_taken_only_from_holders_of_a_token(server: Served) -> None:
+    unfinished = b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" + bytes(50_000)
+    for line, status in ((b"POST /v2/models/mlp/infer", 401), (b"GET /v2/health/live", 200), (b"GET /nowhere", 404)):
+        with server.connect() as client:
+            client.say(line + unfinished)
+            assert [one[0] for one in client.hear(2)] == [status]
+            assert client.closed()
+    assert server.do(lambda: server.server.budget.reserved) == 0
+
+
 def test_a_token_is_known_by_its_hash_only() -> None:
     keys = Keys(["9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08"])
     for _ in range(2):

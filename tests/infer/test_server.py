@@ -281,7 +281,7 @@ def test_a_model_that_hangs_ends_the_process_with_its_code(started: Any, tmp_pat
 
 def test_a_machine_without_a_way_out_leaves_its_name_to_the_cluster() -> None:
     """As nodes of a closed network are: no default route, so no address that packets leave from."""
-    told = "from falaj.infer.server import reached_at; print(reached_at('0.0.0.0'), reached_at('10.0.0.7'))"
+    told = "from falaj.worker.cage_egress import find_own_address as at; print(at('0.0.0.0'), at('10.0.0.7'))"
     command = ["unshare", "--net", sys.executable, "-c", told]
     if shutil.which("unshare") is None:
         pytest.skip("unshare is missing")

@@ -64,6 +64,7 @@ def test_only_the_house_changes_clusters_and_queues(town: Town) -> None:
 
 def test_a_secret_reaches_the_process_and_no_record(town: Town, lab: Lab) -> None:
     town.as_("sami").secrets.put("secret:fraud/db", SECRET)
+    town.as_("sami").secrets.grant("secret:fraud/db", ("project:fraud",))
     text = "import os, hashlib; print(hashlib.sha256(os.environ['DB'].encode()).hexdigest())"
     job = lab.done(lab.submit(text, project="fraud", secret={"DB": "secret:fraud/db"}))
     assert job.state == "succeeded", job.note

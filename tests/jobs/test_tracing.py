@@ -10,6 +10,7 @@ import pytest
 
 import falaj
 from falaj.core import trace
+from falaj.core.label import Label
 from falaj.jobs import tracing
 from tests.api.small import serving
 from tests.collector import Collector
@@ -87,9 +88,9 @@ FACTS = [
 ]
 
 
-def record(**more: Any) -> Any:
+def record(label: str = "", **more: Any) -> Any:
     body = {"trace": PARENT, "attempt": {"id": "a-1"}, "submitted": 100.0, **more}
-    return SimpleNamespace(body=body)
+    return SimpleNamespace(body=body, label=Label.parse(label))
 
 
 def test_what_attempts_say_is_bounded_and_stays_in_their_own_trace(collector: Collector) -> None:
@@ -102,6 +103,16 @@ def test_what_attempts_say_is_bounded_and_stays_in_their_own_trace(collector: Co
     assert (good["traceId"], good["spanId"], good["parentSpanId"]) == (TRACE, "1" * 16, "2" * 16)
     assert good["attributes"] == {"falaj.slot": "3"}
     assert (len(long["name"]), long["parentSpanId"], len(long["status"]["message"])) == (80, mine.span, 256)
+
+
+def test_spans_of_a_job_on_labelled_data_leave_without_its_texts(collector: Collector) -> None:
+    named = [
+        {**FACTS[0], "name": name, "span": f"{number}" * 16} for number, name in enumerate(("Amal Rashed", "run"), 1)
+    ]
+    tracing.heard(record("AE-PDPL,sensitive"), [{**named[0], "failed": "Amal Rashed"}, named[1]])
+    collector.until(lambda one: len(one.spans) >= 2)
+    assert [span["name"] for span in collector.spans] == ["span", "run"]
+    assert collector.spans[0]["status"]["message"] == "failed"
 
 
 def test_attempts_are_told_of_the_trace_and_never_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:

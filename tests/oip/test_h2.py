@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Corrupt, FalajError, Invalid
 from falaj.oip import h2_wire as w
+from falaj.oip.budget import ByteBudget
 from falaj.oip.calls import GrpcReply
 from falaj.oip.h2 import GrpcServer, Http2
 from falaj.oip.h2_stream import Messages
@@ -447,8 +448,8 @@ def test_no_bytes_are_kept_of_streams_that_are_reset() -> None:
 
 
 def test_all_connections_together_hold_so_much_and_no_more() -> None:
-    limits = Limits(body_bytes=1 << 20, all_bytes=1_500_000)
-    with running(limits=limits) as here, here.connect() as another:
+    budget = ByteBudget(total_bytes=1_500_000)
+    with running(limits=Limits(body_bytes=1 << 20), budget=budget) as here, here.connect() as another:
         with here.connect() as client:
             stream = client.ask(None, end=False)
             client.give(stream, message(b"x" * 1_000_000)[:-1], end=False)
@@ -457,8 +458,8 @@ def test_all_connections_together_hold_so_much_and_no_more() -> None:
             another.give(stream, message(b"x" * 1_000_000)[:-1], end=False)
             assert another.answer(stream).status == 8
             assert another.answer(another.ask(b"hi")).status == 0
-            assert here.do(lambda: here.server.everywhere.held) == 999_999
-        here.until(lambda: here.server.everywhere.held == 0)
+            assert here.do(lambda: budget.reserved) == 999_999
+        here.until(lambda: budget.reserved == 0)
 
 
 def test_more_streams_than_allowed_are_refused() -> None:

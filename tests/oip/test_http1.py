@@ -11,15 +11,18 @@ import ssl
 import struct
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.oip.calls import Reply
+from falaj.oip.calls import Reply, Verdict
 from falaj.oip.requests import Head, Limits, Requests
+from falaj.oip.rest import refusal
+from tests.oip.grpc_serving import certificate, secured
 from tests.oip.serving import Mirror, Running, running
 from tests.servers.process import wait_until
 
@@ -444,7 +447,7 @@ def test_requests_are_the_same_however_their_bytes_are_cut(
         requests = Requests(SMALL, heads)
         edges = [0, *(min(one, len(data)) for one in places), len(data)]
         found = [one for a, b in itertools.pairwise(edges) for one in requests.feed(data[a:b])]
-        assert [(head.path, body) for head, body in found] == wanted
+        assert [(head.path, body) for head, body, _ in found] == wanted
         assert requests.refusal is None
         assert not requests.within
 
@@ -468,8 +471,8 @@ def test_no_bytes_break_a_connection(pieces: list[bytes], step: int, at: int, od
         found: list[tuple[bytes, bytes, bytes, bytes]] = []
         for begin in range(0, len(data), step):
             new = requests.feed(data[begin : begin + step])
-            found += [(head.method, head.path, repr(head.headers).encode(), body) for head, body in new]
-            if requests.refusal is not None or any(not head.keep for head, _ in new):
+            found += [(head.method, head.path, repr(head.headers).encode(), body) for head, body, _ in new]
+            if requests.refusal is not None or any(not head.keep for head, _, _ in new):
                 break
         told.append((found, requests.refusal.status if requests.refusal else 0))
     closing = any(b"close" in one[2] for one in told[0][0])
@@ -497,6 +500,91 @@ def test_no_bytes_break_a_server(small: Running, pieces: list[bytes], step: int)
         assert client.hear()[0][2] == b"GET /a "
 
 
+class Guarded(Mirror):
+    """A door for holders of one token, who are looked up when somebody says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Callable[[Verdict], Any]] = []
+
+    def judge(self, head: Head, peer: str, decide: Callable[[Verdict], Any]) -> Verdict | None:
+        if b"authorization" not in head.headers:
+            return refusal(401, "no token", "send one")
+        if head.headers[b"authorization"] == b"slow":
+            self.asked.append(decide)
+            return None
+        return "amal"
+
+    def vouch(self, headers: Mapping[bytes, bytes]) -> bool:
+        return b"authorization" in headers
+
+
+def _unfinished(*lines: bytes) -> bytes:
+    return POST + b"".join(line + b"\r\n" for line in (b"Content-Length: 100000", *lines)) + b"\r\n" + b"x" * 50_000
+
+
+def test_nothing_is_read_while_the_sender_is_looked_up() -> None:
+    door = Guarded()
+    with running(door) as here, here.connect() as client:
+        client.say(_unfinished(b"Authorization: slow"))
+        wait_until(lambda: len(door.asked) == 1, 20)
+        client.say(b"x" * 50_000)
+        assert here.do(lambda: here.server.budget.by_principal) == {"": 50_000}
+        here.do(lambda: door.asked[0]("amal"))
+        assert [one[0] for one in client.hear()] == [200]
+        wait_until(lambda: here.server.budget.reserved == 0, 20)
+
+
+def test_a_sender_who_is_refused_later_is_told_so_and_closed() -> None:
+    door = Guarded()
+    with running(door) as here, here.connect() as client:
+        client.say(_unfinished(b"Authorization: slow"))
+        wait_until(lambda: len(door.asked) == 1, 20)
+        here.do(lambda: door.asked[0](refusal(401, "unknown", "sign in")))
+        assert [one[0] for one in client.hear(2)] == [401]
+        assert client.closed()
+        assert here.do(lambda: here.server.budget.reserved) == 0
+
+
+def test_strangers_make_room_the_longest_idle_first() -> None:
+    with running(Guarded(), Limits(connections=4)) as here, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(here.connect()) for _ in range(4)]
+        for number, client in enumerate(clients):
+            client.say(post(b"/p", b"hi", b"Authorization: a") if number < 2 else post(b"/p", b"hi"))
+            assert client.hear()[0][0] == 200
+            answered = here.do(here.loop.time)
+            wait_until(lambda answered=answered: here.do(here.loop.time) > answered, 20)
+        newest = stack.enter_context(here.connect())
+        newest.say(GET)
+        assert newest.hear()[0][0] == 200
+        assert clients[2].closed()
+        for client in (clients[0], clients[1], clients[3]):
+            client.say(post(b"/p", b"hi", b"Authorization: a"))
+            assert client.hear()[0][0] == 200
+
+
+def test_handshakes_that_never_end_make_room(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=cert)
+    with running(Guarded(), Limits(connections=8), secured(cert, key)) as here, contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", here.port), timeout=20))
+        plain = socket.create_connection(("127.0.0.1", here.port), timeout=20)
+        with trusting.wrap_socket(plain, server_hostname="localhost") as connection:
+            connection.sendall(GET)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        assert here.do(lambda: len(here.server.connections)) <= 9
+
+
+def test_one_peer_has_its_share_of_connections() -> None:
+    with running(Mirror(), Limits(peer_connections=2)) as here, here.connect() as first, here.connect() as second:
+        for client in (first, second):
+            client.say(GET)
+            assert client.hear()[0][0] == 200
+        with here.connect() as third:
+            assert third.hear()[0][0] == 503
+
+
 def test_a_head_that_comes_before_its_body_is_known_again() -> None:
     head = b"POST /v2 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
     heads: dict[bytes, Head] = {}
@@ -505,5 +593,5 @@ def test_a_head_that_comes_before_its_body_is_known_again() -> None:
         requests = Requests(SMALL, heads)
         assert requests.feed(head) == []
         found += requests.feed(body)
-    assert [body for _, body in found] == [b"one.", b"two."]
+    assert [body for _, body, _ in found] == [b"one.", b"two."]
     assert found[0][0] is found[1][0]

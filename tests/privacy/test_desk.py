@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
+from tests.people import enroll
 from tests.town import Town, refusal
 
 WHO = "784-1990-1234567-1"
@@ -188,8 +189,8 @@ def test_a_clock_stops_when_it_is_answered() -> None:
 
 
 def test_who_sees_some_projects_only_erases_nobody(town: Town) -> None:
-    town.tokens["noor"] = (
-        town.as_("fatima").people.add("noor", ("data-steward",), projects=("ads", "privacy"), jurisdiction="AE").token
+    town.tokens["noor"] = enroll(
+        town.as_("fatima"), "noor", ("data-steward",), projects=("ads", "privacy"), jurisdiction="AE"
     )
     salem, noor = town.as_("salem"), town.as_("noor")
     asked = salem.privacy.ask("erasure", "c-19", ("AE-PDPL",)).ref

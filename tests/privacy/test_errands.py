@@ -106,7 +106,7 @@ def test_a_withdrawal_counts_with_the_next_read(town: Town, tmp_path: Path) -> N
     salem.privacy.withdraw("fraud", WHO)
     without = [None if str(one) == WHO else f"note of {one}" for one in PEOPLE]
     assert notes() == (without, without)
-    store = town.house.online()
+    store = town.house.online("bank")
     for space, field in plan.barred:
         store.delete(space, [int(WHO).to_bytes(8, "little")])
         assert field.name == "patient_id"

@@ -23,6 +23,7 @@ from falaj.drift.tally import Tally
 from falaj.infer import edge
 from falaj.serve import edge_files
 from tests.infer import models
+from tests.people import enroll
 from tests.serve.ground import logged
 from tests.serve.laptop import SMALL, Laptop
 from tests.town import LABEL, Town, refusal
@@ -213,7 +214,7 @@ def test_lines_that_are_none_are_refused(laptop: Laptop) -> None:
 def test_whoever_may_not_carry_it_out_hears_it_before_a_byte_is_written(tmp_path: Path) -> None:
     town = Town(tmp_path / "house")
     for name, place in (("ines", "IE"), ("adil", "AE")):
-        town.tokens[name] = town.as_("fatima").people.add(name, ("ml-engineer",), jurisdiction=place).token
+        town.tokens[name] = enroll(town.as_("fatima"), name, ("ml-engineer",), jurisdiction=place)
     town.as_("admin").clusters.change("local", {"tenants": "bank"})
     mona = town.as_("mona")
     ref = mona.catalog.publish("model:fraud/scorer", str(models.mlp(tmp_path / "mlp")), label=LABEL).ref

@@ -164,7 +164,7 @@ def test_what_makes_no_sense_is_said(town: Town, published: Callable[..., Ref]) 
     plain = "endpoint:fraud/plain"
     for act, wanted in (
         (lambda: mona.serve.deploy("model:fraud/x", model), Invalid),
-        (lambda: mona.serve.deploy(plain, "dataset:fraud/x"), NotFound),
+        (lambda: mona.serve.deploy(plain, "dataset:fraud/x"), Invalid),
         (lambda: mona.serve.deploy(plain, "model:fraud/none"), NotFound),
         (lambda: mona.serve.deploy(plain, model, least=3, most=2), Invalid),
         (lambda: mona.serve.deploy(plain, model, canary="10%", **SMALL), Conflict),

@@ -15,6 +15,7 @@ from falaj.serve import replicas
 from falaj.serve.counts import Counted, bucket
 from falaj.serve.records import EndpointView
 from falaj.serve.routes import wake
+from tests.infer import models
 from tests.jobs.lab import Lab, until
 from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
 
@@ -56,6 +57,22 @@ def test_an_endpoint_comes_up_and_what_is_killed_is_replaced(laptop: Laptop) -> 
     assert after.note == ""
     assert "137" in said(laptop, "serve.trouble", "score")[0].body["reason"]
     assert laptop.here.jobs.show(f"job:fraud/{first}").state == "failed"
+
+
+def test_the_job_of_a_replica_carries_the_label_of_its_endpoint(laptop: Laptop) -> None:
+    endpoint = "endpoint:fraud/labelled"
+    folder = models.mlp(laptop.home / "labelled", seed=3)
+    labelled = laptop.here.catalog.publish("model:fraud/labelled", str(folder), label="AE-PDPL,sensitive").ref
+    laptop.here.serve.deploy(endpoint, labelled, **SMALL)
+    laptop.until(ready, endpoint)
+    laptop.here.serve.deploy(endpoint, laptop.model(seed=9))
+    (name,) = ready(laptop.until(lambda one: one.traffic == {"2": 1.0}, endpoint), 2)
+    job = laptop.here.jobs.show(f"job:fraud/{name}")
+    house = laptop.here.house
+    with house.ledger.read(house.system()) as tx:
+        labels = {tx.need(ref).label.words for ref in (job.ref, job.run)}
+    assert labels == {"AE-PDPL,sensitive"}
+    laptop.here.serve.stop(endpoint)
 
 
 def test_a_new_revision_takes_over_when_it_is_ready_and_going_back_is_at_once(laptop: Laptop) -> None:

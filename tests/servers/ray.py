@@ -33,7 +33,7 @@ class RayServer(Server):
     ready_s = 180
 
     def __init__(self) -> None:
-        self._bin = peer("ray", *RAY)
+        self.bin = peer("ray", *RAY)
         super().__init__()
         self.token = secrets.token_hex(32)
         self.port = self._agent = 0
@@ -48,10 +48,10 @@ class RayServer(Server):
 
     def launch(self, log: int) -> subprocess.Popen[bytes]:
         own = {"RAY_TMPDIR": str(self.folder), "RAY_AUTH_TOKEN": self.token, "HOME": str(self.folder)}
-        environment = {"PATH": f"{self._bin}:/usr/bin:/bin", "LANG": "C.UTF-8", **_ENVIRONMENT, **own}
+        environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "LANG": "C.UTF-8", **_ENVIRONMENT, **own}
         # -P: beside that file lies this one, whose name is Ray's.
         program = str(Path(__file__).with_name("ray_cluster.py"))
-        command = [str(self._bin / "python"), "-P", program, str(self.port), str(self._agent)]
+        command = [str(self.bin / "python"), "-P", program, str(self.port), str(self._agent)]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=self.folder, env=environment
         )

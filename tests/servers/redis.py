@@ -50,9 +50,9 @@ class RedisServer(Server):
 class ClusterNode(RedisServer):
     """One server of a cluster; it keeps on disk who it is and which slots it has, and nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
         more = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no", "cluster-node-timeout": "3000"}
-        super().__init__(**more)
+        super().__init__(**more, **settings)
 
     def prepare(self) -> None:
         self.port = next(free_ports(10_000))  # servers speak to each other there
@@ -61,8 +61,8 @@ class ClusterNode(RedisServer):
 class RedisCluster:
     """Three servers that share the slots. `nodes` can be killed and started; `move` gives a slot to another."""
 
-    def __init__(self) -> None:
-        self.nodes = [ClusterNode() for _ in range(3)]
+    def __init__(self, **settings: str) -> None:
+        self.nodes = [ClusterNode(**settings) for _ in range(3)]
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "RedisCluster":

@@ -51,7 +51,7 @@ def test_functions_take_few_parameters() -> None:
 
 def test_the_whole_stays_small() -> None:
     # docs/decisions/0012-size.md
-    assert sum(file.num_lines for file in files()) < 161_000
+    assert sum(file.num_lines for file in files()) < 168_000
 
 
 def test_ports_have_few_methods() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import falaj
+from tests.people import enroll, enroll_tenant
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import Server, wait_until
 from tests.servers.redis import RedisServer
@@ -73,11 +74,11 @@ class Ground:
         wait_until(lambda: bool(self.ups[0].token()), 30)
         self.tokens["admin"] = self.ups[0].bearer = self.ups[0].token()
         with closing(self.at("admin")) as admin:
-            self.tokens["fatima"] = admin.people.add_tenant("bank", "fatima").token
+            self.tokens["fatima"] = enroll_tenant(admin, "bank", "fatima")
             admin.clusters.change("local", {"tenants": "bank"})
         with closing(self.at("fatima")) as boss:
             for name, roles in TEAM.items():
-                self.tokens[name] = boss.people.add(name, roles, jurisdiction="AE", hours=24 * 30).token
+                self.tokens[name] = enroll(boss, name, roles, jurisdiction="AE", hours=24 * 30)
 
     def await_ready(self, deadline_s: float = READY_S) -> float:
         """How long until every replica answers, and all it stands on."""

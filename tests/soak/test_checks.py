@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.people import enroll
 from tests.replica import Replica
 from tests.soak.final import judged, offline
 from tests.soak.journal import ACK, UNSURE, Entry, Journal, allowed, breaches, read
@@ -76,7 +77,7 @@ def test_a_short_life_says_nothing() -> None:
 
 def test_a_planted_change_of_the_log_is_found(tmp_path: Path) -> None:
     with Replica(tmp_path / "house") as replica:
-        here = replica.as_(replica.as_().people.add("omar", ("auditor", "data-scientist"), jurisdiction="AE").token)
+        here = replica.as_(enroll(replica.as_(), "omar", ("auditor", "data-scientist"), jurisdiction="AE"))
         for n in range(5):
             here.approvals.ask("soak.run", f"sha256:{n:064d}", "soak")
         (tmp_path / "verify.py").write_bytes(here.audit.verifier().read())

@@ -177,11 +177,11 @@ def _owner(town: Town) -> str:
 
 
 def test_a_full_disk_is_one_clear_error_and_nothing_half_written(town: Town) -> None:
-    town.as_("amal").store.put("blob:fraud/a", os.urandom(3_000_000), label=LABEL)
+    town.as_("amal").store.put("blob:fraud/a", os.urandom(9_000_000), label=LABEL)
     admin = town.as_("admin")
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000_000, before[1]))  # more than the ledger has
     try:
         error = refusal(admin.store.preserve)
     finally:

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from falaj.core.errors import Denied
+from tests.people import enroll
 from tests.town import Town, refusal
 
 
 def test_what_no_ledger_knows_is_named(tmp_path: Path) -> None:
     town = Town(tmp_path / "house")
     town.as_("salem").store.put("blob:fraud/sample", [b"rows"], label="sensitive")
-    town.tokens["hessa"] = town.as_("admin").people.add("hessa", ("auditor",), jurisdiction="AE").token
+    town.tokens["hessa"] = enroll(town.as_("admin"), "hessa", ("auditor",), jurisdiction="AE")
     hessa = town.as_("hessa")
     assert (hessa.store.strays("ae-dubai").blobs, hessa.store.strays("ae-dubai").strays) == (1, 0)
     assert hessa.audit.census().ok

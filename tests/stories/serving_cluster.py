@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 import falaj
 from tests.infer import models
+from tests.people import enroll, enroll_tenant
 from tests.stories.serving_ground import Platform
 
 NAME = "fraud.score"
@@ -62,12 +63,12 @@ class Up:
         assert self.process.stdout is not None
         first = next(line.strip() for line in self.process.stdout if line.startswith("  "))
         with closing(self.client(first)) as admin:
-            boss = admin.people.add_tenant("bank", "fatima").token
+            boss = enroll_tenant(admin, "bank", "fatima")
             admin.clusters.change("local", {"tenants": "bank"})
             for name, address in clusters.items():
                 admin.clusters.add(name, address, more={"tenants": "bank"})
         with closing(self.client(boss)) as here:
-            mona = here.people.add("mona", ("ml-engineer", "data-scientist"), jurisdiction="AE").token
+            mona = enroll(here, "mona", ("ml-engineer", "data-scientist"), jurisdiction="AE")
         return People(first, boss, mona)
 
     def client(self, token: str) -> Any:

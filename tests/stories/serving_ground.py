@@ -18,6 +18,7 @@ import falaj
 from falaj.core.errors import FalajError
 from tests.infer.models import _Kit
 from tests.jobs.lab import until
+from tests.people import enroll, enroll_tenant
 from tests.replica import FALAJ
 from tests.serve.laptop import Laptop
 
@@ -96,10 +97,10 @@ def _founded(url: str, said: Iterable[str]) -> str:
     """A tenant with somebody who deploys, and a cluster that takes their jobs; gives their token."""
     first = next(line.strip() for line in said if line.startswith("  "))
     with closing(falaj.connect(url, token=first)) as admin:
-        boss_token = admin.people.add_tenant("bank", "fatima").token
+        boss_token = enroll_tenant(admin, "bank", "fatima")
         admin.clusters.change("local", {"tenants": "bank"})
     with closing(falaj.connect(url, token=boss_token)) as boss:
-        token: str = boss.people.add("mona", ("ml-engineer", "data-scientist"), jurisdiction="AE").token
+        token: str = enroll(boss, "mona", ("ml-engineer", "data-scientist"), jurisdiction="AE")
     return token
 
 

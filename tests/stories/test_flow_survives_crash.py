@@ -12,6 +12,7 @@ import pytest
 
 from falaj.core.errors import FalajError
 from tests.jobs.lab import PATIENCE_S
+from tests.people import enroll
 from tests.replica import Replica
 
 FLOW = """
@@ -72,7 +73,8 @@ def test_the_same_on_postgres(tmp_path: Path, new_postgres: Callable[[], str]) -
 
 
 def _story(tmp_path: Path, env: dict[str, str]) -> None:
-    journal, home, chance = tmp_path / "journal", tmp_path / "house", random.Random(8)
+    journal, home, chance = tmp_path / "journal" / "lines", tmp_path / "house", random.Random(8)
+    journal.parent.mkdir()
     for name, text in (
         ("data/rows.csv", "1,2,3\n"),
         ("code/crash.py", FLOW.replace("JOURNAL_PATH", repr(str(journal)))),
@@ -80,7 +82,8 @@ def _story(tmp_path: Path, env: dict[str, str]) -> None:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
     with Replica(home, env) as first:
-        token = first.as_().people.add("dev", ("data-scientist",), jurisdiction="AE").token
+        first.as_().clusters.change("local", {"writable": str(journal.parent)})
+        token = enroll(first.as_(), "dev", ("data-scientist",), jurisdiction="AE")
         here = first.as_(token)
         here.catalog.publish("dataset:lab/rows", str(tmp_path / "data"))
         run = here.flows.run(str(tmp_path / "code" / "crash.py"), follow=False, cause="once").ref

@@ -14,6 +14,7 @@ import pytest
 
 import falaj
 from falaj.core.errors import Denied, FalajError
+from tests.people import enroll, enroll_tenant
 from tests.replica import FALAJ, Replica
 from tests.servers.oidc import OidcServer
 from tests.servers.seaweed import SeaweedServer
@@ -131,7 +132,7 @@ def test_replicas_share_the_work_and_one_killed_loses_nothing(
     home = tmp_path / "house"
     with Replica(home, env) as first, Replica(home, env, first=False) as second:
         acknowledged = _ask_twenty(first.as_(), "first")
-        token = first.as_().people.add("omar", ("auditor",), jurisdiction="AE").token
+        token = enroll(first.as_(), "omar", ("auditor",), jurisdiction="AE")
         first.kill()
         acknowledged += _ask_twenty(second.as_(first.token), "other")
         omar = second.as_(token)
@@ -193,7 +194,7 @@ def test_no_code_bearing_format_is_opened_in_a_platform_process(tmp_path: Path) 
     canary = tmp_path / "canary"
     gadget = f"cposix\nsystem\n(S'touch {canary}'\ntR.".encode()
     with Replica(tmp_path / "house", env) as replica:
-        amal = replica.as_(replica.as_().people.add("amal", ("data-scientist",), jurisdiction="AE").token)
+        amal = replica.as_(enroll(replica.as_(), "amal", ("data-scientist",), jurisdiction="AE"))
         amal.store.put("blob:x/pickle", gadget, label="NONE", media="application/python-pickle")
         assert amal.store.get("blob:x/pickle").read() == gadget
         for act in (
@@ -239,15 +240,18 @@ def test_people_of_the_provider_and_its_build_system_work_over_http(tmp_path: Pa
         "FALAJ_OIDC_JURISDICTION": "AE",
     }
     with Replica(tmp_path / "house", env) as replica:
-        boss = replica.as_(replica.as_().people.add_tenant("bank", "fatima").token)
+        boss = replica.as_(enroll_tenant(replica.as_(), "bank", "fatima"))
         alice = replica.as_(server.sign_in("alice")["access_token"])
         assert alice.people.whoami().tenant == "bank"
         alice.store.put("blob:fraud/a", b"of alice", label="NONE")
 
-        boss.people.trust(
-            "ci",
-            {"issuer": server.issuer, "audience": server.audience, "subject": server.service_client, "zone": "home"},
+        rule = {"issuer": server.issuer, "audience": server.audience, "subject": server.service_client, "zone": "home"}
+        sami, badr = (
+            replica.as_(enroll(boss, name, (role,)))
+            for name, role in {"sami": "security-officer", "badr": "approver"}.items()
         )
+        badr.approvals.give(sami.people.trust("ci", rule).approval)
+        assert sami.people.trust("ci", rule).state == "trusted"
         foreign = {"issuer": "https://169.254.169.254", "audience": "x", "subject": "y", "zone": "home"}
         assert "federation" in refusal(lambda: boss.people.trust("spy", foreign)).hint
         with falaj.connect(replica.url) as build:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.lab import Lab, until
+from tests.people import enroll, enroll_tenant
 from tests.replica import FALAJ, Replica
 from tests.servers.slurm import SlurmServer, shared_folder
 
@@ -49,14 +50,12 @@ def bank(
 ) -> Iterator[tuple[Replica, dict[str, str]]]:
     """A server that knows the hall, and two people of the bank: one has an account there, `amal` has none."""
     with Replica(tmp_path_factory.mktemp("house")) as server:
-        boss = server.as_(server.as_().people.add_tenant("bank", "fatima").token)
+        boss = server.as_(enroll_tenant(server.as_(), "bank", "fatima"))
         more = (f"folder={shared}", "tenants=bank")
         words = [word for one in more for word in ("--more", one)]
         falaj(server, server.token, "clusters", "add", "hall", slurm_server.address, *words)
         assert server.as_().clusters.check("hall").ok
-        tokens = {
-            name: boss.people.add(name, ("data-scientist",), jurisdiction="AE").token for name in (unix_user, "amal")
-        }
+        tokens = {name: enroll(boss, name, ("data-scientist",), jurisdiction="AE") for name in (unix_user, "amal")}
         yield server, tokens
 
 

@@ -1,6 +1,7 @@
 """Who asks a model brings only keys: its features are those it was trained on, read now, and the same bits."""
 
 import csv
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,14 @@ WEIGHTS = np.array([[0.001], [0.01], [0.1]], np.float32)
 
 @pytest.mark.parametrize("ground", ["laptop", pytest.param("cluster", marks=pytest.mark.slow)])
 def test_keys_only_request_with_features(request: pytest.FixtureRequest, tmp_path: Path, ground: str) -> None:
-    """On a laptop, and on PostgreSQL, S3 and Redis."""
-    with platform(tmp_path, engines(request, tmp_path) if ground == "cluster" else {}) as bank:
+    """On a laptop, and on PostgreSQL, S3 and a Redis at which replicas sign in as a reader of their tenant."""
+    with ExitStack() as stack:
+        settings: dict[str, str] = {}
+        if ground == "cluster":
+            redis = stack.enter_context(RedisServer(requirepass="very-hidden-1"))
+            online = {"FALAJ_ONLINE": f"{redis.url}?password=env:REDIS_PASSWORD", "REDIS_PASSWORD": "very-hidden-1"}
+            settings = engines(request, tmp_path) | online
+        bank = stack.enter_context(platform(tmp_path, settings))
         here, now = bank.here, datetime.now(UTC).replace(microsecond=0)
         model = trained(bank, tmp_path, now)
         view = here.serve.deploy(SCORE, str(model), wait=True, **SMALL)
@@ -66,30 +73,6 @@ def test_keys_only_request_with_features(request: pytest.FixtureRequest, tmp_pat
         with pytest.raises(Invalid, match="trained on service:fraud/scorer@v1"):
             here.serve.deploy(SCORE, str(model), features="service:fraud/other")
         bank.close()
-
-
-@pytest.mark.slow
-def test_replicas_are_given_the_password_of_the_store_as_a_secret(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    with RedisServer(requirepass="very-hidden-1") as redis:
-        online = {"FALAJ_ONLINE": f"{redis.url}?password=env:REDIS_PASSWORD", "REDIS_PASSWORD": "very-hidden-1"}
-        with platform(tmp_path, engines(request, tmp_path) | online) as bank:
-            here = bank.here
-            model = trained(bank, tmp_path, datetime.now(UTC).replace(microsecond=0))
-            # It is not theirs by itself: a replica runs somebody's model.
-            here.serve.deploy(SCORE, str(model), **SMALL)
-            bank.until(lambda one: "password" in one.note)
-            here.secrets.put("secret:fraud/redis", "very-hidden-1")
-            view = here.serve.deploy(
-                SCORE, str(model), secret={"REDIS_PASSWORD": "secret:fraud/redis"}, wait=True, **SMALL
-            )
-            assert "very-hidden-1" not in str(view)
-            url = until(bank.show, lambda one: one.url).url
-            client = triton.InferenceServerClient(url.partition("//")[2].partition("/")[0])
-            asked(bank, client, ["c1", "c2"])
-            client.close()
-            bank.close()
 
 
 def trained(bank: Platform, home: Path, now: datetime) -> Any:

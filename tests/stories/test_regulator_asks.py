@@ -15,6 +15,7 @@ import pytest
 from falaj.audit import pack as log_pack
 from falaj.core.errors import Denied
 from tests.catalog.shelfhouse import model, pass_time, publish
+from tests.people import enroll, enroll_tenant
 from tests.replica import FALAJ, Replica
 from tests.servers.seaweed import SeaweedServer
 from tests.town import LABEL, TEAM, Town, refusal
@@ -84,8 +85,8 @@ def test_regulator_asks(town: Town, tmp_path: Path) -> None:
 def test_asked_from_far(tmp_path: Path) -> None:
     """The command line at another machine: the same errands over the wire, and exit codes that say what was found."""
     with Replica(tmp_path / "house") as server:
-        boss = server.as_().people.add_tenant("bank", "fatima").token
-        token = server.as_(boss).people.add("omar", ("auditor",), jurisdiction="AE").token
+        boss = enroll_tenant(server.as_(), "bank", "fatima")
+        token = enroll(server.as_(boss), "omar", ("auditor",), jurisdiction="AE")
         env = {"FALAJ_URL": server.url, "FALAJ_TOKEN": token}
 
         def run(*words: str) -> subprocess.CompletedProcess[str]:

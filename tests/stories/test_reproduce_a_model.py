@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Denied, Invalid, UserCodeFailed
+from tests.people import enroll
 from tests.town import LABEL, Town, refusal
 
 # Logistic regression by gradient descent, in nothing but Python: rows in, one safetensors file out.
@@ -135,7 +136,7 @@ def test_who_may_not_see_an_input_is_told_so(tmp_path: Path, town: Town) -> None
         inputs={"data": "dataset:fraud/tx", "salaries": payroll},
     ).ref  # fmt: skip
     fatima = town.as_("fatima")
-    town.tokens["nura"] = fatima.people.add("nura", ("data-scientist",), projects=("fraud",), jurisdiction="AE").token
+    town.tokens["nura"] = enroll(fatima, "nura", ("data-scientist",), projects=("fraud",), jurisdiction="AE")
     nura = town.as_("nura")
     assert nura.catalog.reproduce(model).ok
     error = refusal(lambda: nura.catalog.reproduce(both))

@@ -42,7 +42,7 @@ def keys() -> dict[str, list[Any]]:
 
 def same(town: Town, service: str = "service:fraud/both") -> dict[str, list[str]]:
     """The statuses of what is the same online and in history."""
-    answer = same_as_history(town.as_("amal"), town.house.online(), service, keys())
+    answer = same_as_history(town.as_("amal"), town.house.online("bank"), service, keys())
     return {name: [STATUS[one] for one in codes] for name, codes in answer.statuses.items()}
 
 
@@ -107,7 +107,7 @@ def test_same_numbers_online_and_offline(town: Town, tmp_path: Path) -> None:
 
     # The store lost everything: one command fills it again.
     for one in amal.features.open("service:fraud/both").plan.views:
-        town.house.online().drop(one.space)
+        town.house.online("bank").drop(one.space)
     amal.features.materialize("service:fraud/both")
     same(town)
     amal.features.materialize("view:fraud/sales", full=True)

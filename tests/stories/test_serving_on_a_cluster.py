@@ -119,7 +119,8 @@ def test_two_gateways_count_together_and_forget_a_token_together(
             assert sorted(by_gateway.values()) == [50, 70]
 
             # A token that is taken away works nowhere, soon.
-            taken = boss.people.token("mona")
+            with closing(first.client(people.mona)) as mona:
+                taken = mona.people.renew()
             with Timed(doors[0], taken.token) as one, Timed(doors[1], taken.token) as two:
                 until(lambda: (one.answered, two.answered), min)
                 boss.people.revoke(taken.id)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.lab import until
+from tests.people import enroll
 from tests.replica import Replica
 
 TRAIN = """
@@ -54,8 +55,9 @@ class Site:
 
     def __init__(self, home: Path, env: dict[str, str]) -> None:
         self.home, self.env, self.token = home, env, ""
-        self.journal, self.file = home / "journal", home / "code" / "sweep.json"
+        self.journal, self.file = home / "journal" / "lines", home / "code" / "sweep.json"
         self.file.parent.mkdir()
+        self.journal.parent.mkdir()
         (self.file.parent / "train.py").write_text(TRAIN)
         self.file.write_text(json.dumps({**FILE, "command": f"python3 train.py --journal {self.journal}"}))
 
@@ -64,8 +66,9 @@ class Site:
 
     def prepare(self, replica: Replica) -> Any:
         admin = replica.as_()
-        self.token = admin.people.add("dev", ("data-scientist",), jurisdiction="AE").token
-        admin.clusters.change("local", {"address": "process:?nodes=1&cpus=8000&memory=4096"})
+        self.token = enroll(admin, "dev", ("data-scientist",), jurisdiction="AE")
+        told = {"address": "process:?nodes=1&cpus=8000&memory=4096", "writable": str(self.journal.parent)}
+        admin.clusters.change("local", told)
         admin.queues.add("root/lab", projects=("house/lab",), limit={"cpu": "2"})
         here = replica.as_(self.token)
         rows = self.home / "rows"

@@ -9,6 +9,7 @@ import pytest
 
 import falaj
 from tests.jobs.lab import Lab
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 from tests.servers.ray import RayServer
 from tests.servers.slurm import SlurmServer, shared_folder
@@ -58,9 +59,9 @@ def test_on_processes(tmp_path: Path) -> None:
 def test_on_slurm(tmp_path: Path, slurm_server: SlurmServer, shared: Path, unix_user: str) -> None:
     with Replica(tmp_path / "house") as server:
         admin = server.as_()
-        boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
+        boss = server.as_(enroll_tenant(admin, "bank", "fatima"))
         admin.clusters.add("hall", slurm_server.address, more={"folder": str(shared), "tenants": "bank"})
-        someone = boss.people.add(unix_user, ("data-scientist",), jurisdiction="AE").token
+        someone = enroll(boss, unix_user, ("data-scientist",), jurisdiction="AE")
         trained(Lab(tmp_path, server.as_(someone)), tmp_path, cpus=1, env=everything())
 
 

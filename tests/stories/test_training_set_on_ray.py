@@ -14,6 +14,7 @@ import pytest
 import falaj
 from tests.features.spread_ground import bits, lay_ground, read_set
 from tests.jobs.lab import Lab
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 from tests.servers.ray import RayServer
 from tests.servers.slurm import SlurmServer, shared_folder
@@ -61,8 +62,8 @@ def test_training_set_on_slurm(
 ) -> None:
     with Replica(tmp_path / "house") as server:
         admin = server.as_()
-        boss = server.as_(admin.people.add_tenant("bank", "fatima").token)
+        boss = server.as_(enroll_tenant(admin, "bank", "fatima"))
         admin.clusters.add("hall", slurm_server.address, more={"folder": str(shared), "tenants": "bank"})
-        lab = Lab(tmp_path, server.as_(boss.people.add(unix_user, ("data-scientist",), jurisdiction="AE").token))
+        lab = Lab(tmp_path, server.as_(enroll(boss, unix_user, ("data-scientist",), jurisdiction="AE")))
         lay_ground(lab.here, tmp_path, monkeypatch)
         spread(lab, tmp_path, "hall", 2)

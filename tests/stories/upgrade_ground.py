@@ -19,6 +19,7 @@ import falaj
 from falaj.platform import House, load_settings
 from tests.infer import models
 from tests.jobs.lab import until
+from tests.people import enroll
 from tests.servers.haproxy import HaproxyServer, Pool
 from tests.servers.process import free_ports, wait_until
 from tests.servers.seaweed import SeaweedServer
@@ -106,7 +107,7 @@ class Town:
         assert isinstance(first, Up)
         self.people = first.people()
         with closing(first.client(self.people.boss)) as boss:
-            self.omar = boss.people.add("omar", ("auditor",), jurisdiction="AE").token
+            self.omar = enroll(boss, "omar", ("auditor",), jurisdiction="AE")
 
     @property
     def ca(self) -> str:

@@ -11,6 +11,7 @@ from falaj.core.errors import FalajError
 from falaj.platform import House, Platform, load_settings
 from falaj.track.offline import Recorder
 from falaj.track.records import Metric
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 
 EXPERIMENT = "experiment:default/scoring"
@@ -19,8 +20,8 @@ EXPERIMENT = "experiment:default/scoring"
 def hire(replica: Replica) -> str:
     """The token of somebody who may work."""
     admin = replica.as_()
-    boss = admin.people.add_tenant("bank", "fatima").token
-    token: str = replica.as_(boss).people.add("amal", ("data-scientist",), jurisdiction="AE").token
+    boss = enroll_tenant(admin, "bank", "fatima")
+    token: str = enroll(replica.as_(boss), "amal", ("data-scientist",), jurisdiction="AE")
     return token
 
 

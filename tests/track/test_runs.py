@@ -12,6 +12,7 @@ from falaj.cli import tables
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.track.records import Metric, UsedData
+from tests.people import enroll
 from tests.town import LABEL, Town, refusal
 
 EXPERIMENT = "experiment:fraud/scoring"
@@ -243,8 +244,8 @@ def test_roles_decide(town: Town, amal: Any, run: Ref) -> None:
 
 
 def test_projects_bound_a_person(town: Town, amal: Any, run: Ref) -> None:
-    town.tokens["tala"] = (
-        town.as_("fatima").people.add("tala", ("data-scientist",), projects=("other",), jurisdiction="AE").token
+    town.tokens["tala"] = enroll(
+        town.as_("fatima"), "tala", ("data-scientist",), projects=("other",), jurisdiction="AE"
     )
     tala = town.as_("tala")
     assert tala.track.list().runs == ()

@@ -65,6 +65,18 @@ def test_none_is_forgotten_and_each_is_short() -> None:
     assert {name: lines for name, lines in files.items() if lines > 80} == {}
 
 
+def test_sklearn_example_accepts_a_table_that_predicts_poorly(tmp_path: Path) -> None:
+    table = tmp_path / "data"
+    table.mkdir()
+    rows = [f"{i % 7},{i % 5},{i % 2}" for i in range(200)]  # the target does not depend on the features
+    (table / "visits.csv").write_text("\n".join(["pages,minutes,target", *rows]) + "\n")
+    env = os.environ | {"PYTHONPATH": str(guests.SOURCE), "OMP_NUM_THREADS": "1", "FALAJ_INPUT_DATA": str(table)}
+    command = [sys.executable, HOME / "tabular_sklearn.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "model").is_dir()
+
+
 @pytest.mark.timeout(900)  # the first of a framework installs it
 @pytest.mark.parametrize("example", SLOW)
 def test_alone(tmp_path: Path, example: Example) -> None:

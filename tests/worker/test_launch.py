@@ -167,22 +167,23 @@ def test_usr1_reaches_the_one_that_listens_and_not_what_it_forked(tmp_path: Path
 
 def test_a_failed_staging_command_is_the_end(tmp_path: Path) -> None:
     stage = [
-        ["sh", "-c", f"echo {word} >&2; echo more; {then}"] for word, then in (("first", ""), ("second", "exit 4"))
+        ["-c", f"import sys; print('{word}', file=sys.stderr); print('more'); sys.exit({code})"]
+        for word, code in (("first", 0), ("second", 4))
     ]
-    slot = SlotUnderTest(tmp_path, "echo", "work", stage=stage, after=[["echo", "published"]])
+    slot = SlotUnderTest(tmp_path, "echo", "work", stage=stage, after=[["-c", "print('published')"]])
     how = slot.end()
     # The job's log has what it complains of, and nothing else that it says.
-    assert (how["code"], how["reason"], slot.log()) == (4, "staging (sh) ended with code 4", "first\nsecond\n")
+    assert (how["code"], how["reason"], slot.log()) == (4, "staging ended with code 4", "first\nsecond\n")
 
 
 def test_a_platform_that_is_away_while_staging_is_not_the_jobs_fault(tmp_path: Path) -> None:
-    slot = SlotUnderTest(tmp_path, "echo", "work", stage=[["sh", "-c", "exit 8"]])
+    slot = SlotUnderTest(tmp_path, "echo", "work", stage=[["-c", "raise SystemExit(8)"]])
     assert slot.end()["code"] == 75
 
 
 @pytest.mark.parametrize(("code", "written"), [(0, "work\npublished\n"), (1, "work\n")])
 def test_outputs_are_published_after_success_only(tmp_path: Path, code: int, written: str) -> None:
-    after = [["sh", "-c", "echo published >&2"]]
+    after = [["-c", "import sys; print('published', file=sys.stderr)"]]
     slot = SlotUnderTest(tmp_path, "sh", "-c", f"echo work; exit {code}", after=after)
     assert slot.end()["code"] == code
     assert slot.log() == written

@@ -7,8 +7,12 @@ hears their digest, their size and their name. What would carry bytes out by ano
 import base64
 import binascii
 import json
+import re
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,7 +22,7 @@ from falaj.agent.vault import Vault
 from falaj.agent.work import Tokens
 from falaj.api.channel import FIND, KEEP
 from falaj.api.pieces import BUNDLE, GET, PIECE_BYTES, PUT, TICKET_HEADER
-from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, Unavailable
+from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, Unauthenticated, Unavailable
 
 DESKS = frozenset(
     {"catalog", "jobs", "track", "outputs", "sweeps", "people", "zones", "policy", "approvals", "clusters", "queues"}
@@ -26,8 +30,15 @@ DESKS = frozenset(
 """Desks whose verbs are about things, and not their contents. Others are spoken to outside the zone."""
 OPEN = ("/health", "/v1/login", "/v1/openapi.json", "/ready")
 MOST_JSON = 16 << 20
+CONNECTIONS, CONNECTIONS_PER_PEER = 512, 128
+"""Open connections, in sum and of one address; a sandboxed attempt calls from an address of its own."""
+BODIES = 512 << 20
+"""Bytes of bodies that are held at once, in sum."""
+IDLE_S, BODY_S = 75.0, 120.0
+"""Seconds without a byte after which a connection is closed, and seconds that a body may take."""
 HOLD_S, PAUSE_S = 40.0, 1.0
 """So long a request waits for the link before its caller is told to come again."""
+_BEARER = re.compile(r"[Bb]earer +([!-~]{1,8192}) *")
 _PASSED = ("authorization", "content-type", "idempotency-key", "falaj-purpose", "traceparent")
 _ANSWERED = ("content-type", "falaj-request", "retry-after")
 _SHOWING = ("low", "high", "mean")
@@ -48,12 +59,13 @@ class Door(ThreadingHTTPServer):
     """Listens on loopback, for this machine only."""
 
     daemon_threads = True
-    request_queue_size = 64
+    request_queue_size = 128
 
     def __init__(self, house: House, host: str, port: int) -> None:
         if host not in ("127.0.0.1", "::1", "localhost"):
             raise Invalid(f"the door would listen on {host[:60]}", "it is plain HTTP: 127.0.0.1 only")
         self.house = house
+        self._lock, self._peers, self._body_bytes = threading.Lock(), Counter[str](), 0
         super().__init__((host, port), _Caller)
 
     @property
@@ -61,12 +73,47 @@ class Door(ThreadingHTTPServer):
         """Where it is."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, or close it where its peer has too many."""
+        peer = str(client_address[0])
+        with self._lock:
+            admitted = self._peers.total() < CONNECTIONS and self._peers[peer] < CONNECTIONS_PER_PEER
+            if admitted:
+                self._peers[peer] += 1
+        if admitted:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve it in its thread, and count it no more."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._peers[str(client_address[0])] -= 1
+                self._peers += Counter()  # forgets those at zero
+
+    @contextmanager
+    def body_of(self, size: int) -> Iterator[None]:
+        """Hold a body of this size for as long as its request is served."""
+        with self._lock:
+            if self._body_bytes + size > BODIES:
+                raise Unavailable("the agent holds as many bytes as it can", "try again shortly")
+            self._body_bytes += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._body_bytes -= size
+
 
 class _Caller(BaseHTTPRequestHandler):
     """One connection."""
 
     server: Door
     protocol_version = "HTTP/1.1"
+    timeout = IDLE_S
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's word
@@ -83,11 +130,22 @@ class _Caller(BaseHTTPRequestHandler):
             host = self.headers.get("host", "").rpartition(":")[0]
             if host not in ("127.0.0.1", "localhost", "[::1]") or "origin" in self.headers:
                 raise Denied("a page may not ask this", "call from your own program")
-            self._serve()
+            self._check_token()
+            most = PIECE_BYTES if self.path in (PUT, BUNDLE, GET) and self.command == "POST" else MOST_JSON
+            with self.server.body_of(self._length(most)):
+                self._serve()
         except FalajError as error:
             told = {"code": error.code, "message": error.message, "hint": error.hint, "ref": ""}
-            self.close_connection = True
-            self._answer(error.status, json.dumps(told).encode(), {"content-type": "application/json"})
+            headers = {"content-type": "application/json", "connection": "close"}  # its body was not read
+            self._answer(error.status, json.dumps(told).encode(), headers)
+
+    def _check_token(self) -> None:
+        """Unauthenticated without a bearer token: no request is passed on under the agent's own identity."""
+        if self.command == "GET" and self.path in OPEN:
+            return
+        match = _BEARER.fullmatch(self.headers.get("authorization", ""))
+        if match is None or not self.server.house.tokens.may_pass(match[1]):
+            raise Unauthenticated("the request carries no bearer token", "send Authorization: Bearer <token>")
 
     def _serve(self) -> None:
         if self.path in (PUT, BUNDLE, GET) and self.command == "POST":
@@ -209,10 +267,22 @@ class _Caller(BaseHTTPRequestHandler):
     def _body(self, most: int) -> bytes:
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             raise Invalid("the body has no length", "send content-length")
+        length, until = self._length(most), time.monotonic() + BODY_S
+        parts = list[bytes]()
+        while length and (part := self.rfile.read1(min(length, 1 << 20))):
+            parts.append(part)
+            length -= len(part)
+            if time.monotonic() > until:
+                raise Invalid("the body did not come in time", "send it faster")
+        if length:
+            raise Invalid("the body ended before its end", "send it again")
+        return b"".join(parts)
+
+    def _length(self, most: int) -> int:
         length = self.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > most:
+        if not (length.isascii() and length.isdecimal()) or len(length) > 18 or int(length) > most:
             raise Invalid(f"the body is larger than {most} bytes", "send less at once")
-        return self.rfile.read(int(length))
+        return int(length)
 
     def _reply(self, said: Said) -> None:
         self._answer(said.status, said.body, {name: said.headers[name] for name in _ANSWERED if name in said.headers})
@@ -230,14 +300,14 @@ def _ticket(text: str) -> tuple[str, str]:
     try:
         said = json.loads(base64.urlsafe_b64decode(text.partition(".")[0]))
         return str(said["zone"]), str(said["tenant"])
-    except (binascii.Error, ValueError, KeyError, TypeError):
+    except (binascii.Error, ValueError, KeyError, TypeError, RecursionError):
         raise Invalid("that is no ticket", "tickets come from a verb, such as catalog.open") from None
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise Invalid("the body is no JSON object", "send application/json")

@@ -1,6 +1,7 @@
 """Patience: run a command again for as long as it says that the platform is away. For what comes before and after a
 program in a zone whose link may break: neither its inputs nor its results are given up for that."""
 
+import os
 import subprocess
 import sys
 import time
@@ -11,10 +12,11 @@ PAUSE_S, LONGEST_S = 1.0, 24 * 3600.0
 
 
 def main(words: list[str]) -> int:
-    """Run it; its exit code, once it is another."""
+    """Run our interpreter with these words, in our own environment, which the launcher made for commands of its own;
+    gives the exit code, once it is another."""
     until = time.monotonic() + LONGEST_S
     while True:
-        code = subprocess.call(words)  # noqa: S603  # nosec B603 - the very command that the launcher would run
+        code = subprocess.call([sys.executable, "-I", *words], env=dict(os.environ))  # noqa: S603  # nosec B603
         if code != AWAY or time.monotonic() > until:
             return code
         time.sleep(PAUSE_S)

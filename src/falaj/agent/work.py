@@ -10,7 +10,6 @@ import json
 import re
 import secrets
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -32,6 +31,9 @@ BROKEN = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, Runti
 """What a faulty executor, or an order of another release, may raise beside our own errors."""
 
 
+_LOCAL = "fjz-"
+
+
 class Tokens:
     """Which local token stands for which of the platform's; kept, so that a restart of the agent ends no attempt."""
 
@@ -46,7 +48,7 @@ class Tokens:
         down before the attempt begins: an order that comes twice gives the same."""
         drawn = base64.urlsafe_b64encode(hmac.digest(self._secret, attempt.encode(), "sha256")).decode().rstrip("=")
         with self._lock:
-            mine = self._known.get(attempt, {}).get("local") or f"fjz-{drawn}"
+            mine = self._known.get(attempt, {}).get("local") or f"{_LOCAL}{drawn}"
             self._known = {**self._known, attempt: {"local": mine, "real": real}}
         return mine
 
@@ -59,6 +61,10 @@ class Tokens:
         """The platform's token behind a local one; what is not local is passed on as it is."""
         known = self._known.values()
         return next((one["real"] for one in known if secrets.compare_digest(one["local"], local)), local)
+
+    def may_pass(self, token: str) -> bool:
+        """False for a token of this door that it does not know; whose any other one is, the platform says."""
+        return not token.startswith(_LOCAL) or self.real(token) != token
 
     def renew(self, link: Link) -> None:
         """Every attempt's next token. One that cannot be had now is asked for again in time."""
@@ -169,19 +175,17 @@ class Work:
 
     def _launch(self, plain: Mapping[str, Any]) -> str:
         asked = _attempt(plain)
-        hidden = dict(asked.secret_env)
-        if real := hidden.get("FALAJ_TOKEN"):
-            hidden |= {"FALAJ_TOKEN": self._tokens.local(asked.id, real), "FALAJ_URL": self._door}
+        platform_env = dict(asked.platform_env)
+        if real := platform_env.get("FALAJ_TOKEN"):
+            platform_env = {"FALAJ_TOKEN": self._tokens.local(asked.id, real), "FALAJ_URL": self._door}
         context = dict(asked.context)
         context["address"] = ""  # what it says is fetched from here, also after a time without a link
         for name in ("stage", "after"):
             given: Any = context.get(name) or ()
-            context[name] = [[sys.executable, "-m", "falaj.agent.patient", *words] for words in given]
-        if room := [*_texts(context.get("outputs")), *filter(None, [str(context.get("checkpoints") or "")])]:
-            staging: Any = context["stage"]
-            context["stage"] = [["mkdir", "-p", "-m", "700", *room], *staging]
-        made = replace(asked, secret_env=hidden, context=context, launcher=launcher())
-        handle = self._executor.launch(made)
+            context[name] = [["-m", "falaj.agent.patient", *words] for words in given]
+        # The owner of the platform's folder is not the owner of this machine, so every attempt is sandboxed.
+        attempt = replace(asked, by_owner=False, platform_env=platform_env, context=context, launcher=launcher())
+        handle = self._executor.launch(attempt)
         if real:
             self._tokens.keep()
         if handle != asked.id:
@@ -199,7 +203,7 @@ class Work:
     def _clear(self, attempt: str) -> None:
         """Nothing stays in the clear of what was brought to an attempt, or made by it and published; its logs do."""
         if _ID.fullmatch(attempt):
-            for name in ("code", "inputs", "outputs"):
+            for name in ("code", "inputs", "outputs", "transfer"):
                 shutil.rmtree(self._home / "attempts" / attempt / name, ignore_errors=True)
 
     def _logs(self, given: Mapping[str, Any]) -> Any:
@@ -260,10 +264,6 @@ def _claims(token: str) -> dict[str, str]:
     part = token.split(".")[1]
     said = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     return {"tenant": str(said["tenant"]), "run": str(said["run"])}
-
-
-def _texts(named: Any) -> list[str]:
-    return [str(path) for path in (named or {}).values()]
 
 
 def _attempt(plain: Mapping[str, Any]) -> Attempt:

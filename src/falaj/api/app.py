@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from falaj.api.answers import JSON, TEXT, Answer, Refusal, Send, opaque, render, send_answer
 from falaj.api.carrier import Carrier
+from falaj.api.connections import ConnectionTable
 from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
 from falaj.api.figures import Figures
@@ -34,14 +35,19 @@ from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verbs_of
 from falaj.desks import DESKS
+from falaj.govern.people import GUEST
 from falaj.store.codec import to_json
 
 if TYPE_CHECKING:
     from falaj.platform import House
 
+RENEW = "agents.renew"
+"""The one operation whose caller is the TLS certificate of the connection, and no token."""
 LARGE = 262_144
 """Bodies above this are parsed beside the event loop."""
 DRAIN_BYTES, DRAIN_S = 1 << 20, 2.0
+ANONYMOUS_BYTES, ANONYMOUS_S = 65_536, 15.0
+"""The largest body of a caller without an identity (who joins, exchanges a token or signs in), and its time."""
 READY_S = 1.0
 """So long an answer to anybody's "ready?" is good for the next: they must not make us ask our stores without end."""
 OUTSIDE_TIMES = 60
@@ -82,6 +88,7 @@ class App:
         self.gate = Gate(house, self.lanes, hosts)
         self.router = Router()
         self._limits = house.settings.limits
+        self.connections = ConnectionTable(self._limits.connections, self._limits.connections_per_peer)
         self.deadlines = Deadlines(self._limits.timeout_s)
         self.events = Events(house, self.lanes, self.gate, self.metrics, self.deadlines)
         self.carrier = Carrier(house, self.lanes)
@@ -118,6 +125,7 @@ class App:
         self.deadlines.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        await self.gate.refusals.flush()
         await asyncio.get_running_loop().run_in_executor(None, self.lanes.stop, self.house.settings.drain_s)
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -170,7 +178,7 @@ class App:
         answer = self._render(ask, error)
         self.metrics.refused[(error.error if isinstance(error, Refusal) else error).code] += 1
         if ask is not None and not ask.request and answer.status in (401, 403, 404, 405, 421):
-            await self.gate.record(ask, error.error.message if isinstance(error, Refusal) else error.message)
+            await self.gate.refusals.record(ask, error.error.message if isinstance(error, Refusal) else error.message)
         return answer
 
     def _render(self, ask: Ask | None, error: BaseException) -> Answer:
@@ -222,6 +230,8 @@ class App:
 
     async def _call(self, call: Call, ask: Ask) -> Answer | None:
         """POST /v1/<desk>/<verb>."""
+        if call.action == RENEW and (ask.agent is None or ask.caller is not ask.agent):
+            raise Denied("only a zone's agent renews its certificate", "falaj agents invite lets one join")
         arguments = call.arguments
         ctx = self.gate.context(ask, ask.caller, repeatable=not arguments.gives_stream)
         if arguments.stream:
@@ -254,14 +264,17 @@ class App:
     async def _run(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer:
         if call.verb.outside:
             self.unhurried(OUTSIDE_TIMES)
-            body, error = await self.lanes.outside(self.within, call, ask, ctx, given)
+            if ask.actor is GUEST:
+                body, error = await self.gate.run_for_guest(ask, self.within, call, ask, ctx, given)
+            else:
+                body, error = await self.lanes.outside(self.within, call, ask, ctx, given)
         elif call.verb.often and self._at_hand:
             body, error = attempt(self.within, (call, ask, ctx, given))
         elif call.verb.reading or call.verb.often:
             body, error = await self.lanes.inside(self.within, call, ask, ctx, given)
         else:
             body, error = await self.lanes.short(self.within, call, ask, ctx, given)
-        if call.changes_people:
+        if call.changes_people and error is None:
             self.gate.forget()
         return Answer(200, body, ctx.request) if error is None else render(error, ctx.request)
 
@@ -282,7 +295,7 @@ class App:
             given[call.arguments.stream] = Stream(inlet, length(ask))
         outlet = Outlet(ask.send, ask.receive, ctx.request)
         try:
-            body, error = await self.lanes.outside(self._piped, call, ask, ctx, given, outlet)
+            body, error = await self.lanes.streaming(ctx.actor, self._piped, call, ask, ctx, given, outlet)
         finally:
             outlet.close()
         if filling is not None and not filling.done():
@@ -324,10 +337,15 @@ class App:
 
     async def body(self, ask: Ask, most: int = 0, kinds: tuple[bytes, ...] = (JSON,)) -> bytes:
         """The whole JSON body, within its limits of size and time."""
-        limit = min(most or self._limits.body_bytes, self._limits.body_bytes)
+        anonymous = ask.actor is None or ask.actor.kind == "guest"
+        limit = min(most or (ANONYMOUS_BYTES if anonymous else self._limits.body_bytes), self._limits.body_bytes)
         if (length(ask) or 0) > limit:
             raise _too_large(limit)
-        body = await self._whole(ask, limit)
+        try:
+            async with asyncio.timeout(ANONYMOUS_S if anonymous else None):
+                body = await self._whole(ask, limit)
+        except TimeoutError:
+            raise _slow_body() from None
         ask.unread = False
         if body and content_type(ask) not in kinds:
             raise Refusal(Invalid("the body is not declared as JSON", "send content-type: application/json"), 415)
@@ -374,7 +392,7 @@ class App:
         """Whether callers may be led here; somebody with a token is told why not, and which replicas there are."""
         if self.draining:
             raise Unavailable("this replica is going", "another one answers")
-        if self.gate.shown(ask):
+        if b"authorization" in ask.headers:
             await self.gate.admit(ask)
             state = (await self.lanes.outside(self.house.ready)).unwrap()
             seen = self.house.replicas()
@@ -406,11 +424,13 @@ class App:
 
 def _too_late(ask: Ask) -> Answer:
     if ask.unread:
-        return render(
-            Refusal(Invalid("the body did not come in time", "send it faster"), 408, (b"connection", b"close"))
-        )
+        return render(_slow_body())
     hint = "ask again with the same Idempotency-Key to learn the outcome"
     return render(Unavailable("no answer in time", hint), ask.request)
+
+
+def _slow_body() -> Refusal:
+    return Refusal(Invalid("the body did not come in time", "send it faster"), 408, (b"connection", b"close"))
 
 
 def _too_large(limit: int) -> Refusal:

@@ -36,7 +36,7 @@ class Carrier:
         ask.unread = False
         inlet = Inlet(ask.receive, PIECE_BYTES)
         filling = asyncio.get_running_loop().create_task(inlet.fill())
-        body, error = await self._lanes.outside(self._put, ctx, ticket, inlet)
+        body, error = await self._lanes.streaming(ctx.actor, self._put, ctx, ticket, inlet)
         if not filling.done():
             filling.cancel()
             ask.unread = True
@@ -51,7 +51,7 @@ class Carrier:
         """A piece, or a range of one, as the answer."""
         outlet = Outlet(ask.send, ask.receive, ctx.request)
         try:
-            _, error = await self._lanes.outside(self._get, ctx, body, outlet)
+            _, error = await self._lanes.streaming(ctx.actor, self._get, ctx, body, outlet)
         finally:
             outlet.close()
         if error is None or outlet.started:

@@ -57,7 +57,7 @@ class RemotePlatform:
         local = parts.hostname in LOOPBACK
         if parts.scheme == "http" and not local:
             raise Invalid("a token may not travel in the clear", f"use https://{parts.netloc}")
-        self.address = f"{parts.scheme}://{parts.netloc}"
+        self.address, self.ca = f"{parts.scheme}://{parts.netloc}", ca
         headers = {"user-agent": f"falaj/{falaj.__version__}"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         headers |= {"falaj-purpose": purpose} if purpose else {}
@@ -96,10 +96,10 @@ class RemotePlatform:
         return nullcontext()
 
     def online(self) -> Online | None:
-        """The online store of features where this machine was told of it ($FALAJ_ONLINE); else the server is asked."""
+        """The tenant's online store where $FALAJ_ONLINE names it, for reading only; else the server is asked."""
         url = os.environ.get("FALAJ_ONLINE", "")
         if url and self._online is None:
-            self._online = plugin("online", url.partition(":")[0])(url, {})
+            self._online = plugin("online", url.partition(":")[0])(url, {"readonly": True})
         return self._online
 
     def close(self) -> None:

@@ -6,27 +6,30 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from falaj.api.answers import JSON, Answer, bare_lines, head_lines, render
+from falaj.api.connections import Closable, ConnectionTable
 from falaj.api.quick import BODY_BYTES, Quick
 from falaj.api.soon import Soon
+from falaj.api.tls import AgentCertificate, agent_certificate
 from falaj.core.errors import Invalid, Unavailable
 
 HEAD_BYTES = 65_536
 HEADERS = 100
 HEAD_S = 15.0
 """Within so long a head must be whole, from the first byte of the connection on."""
-CONNECTIONS = 4096
+UNAUTHENTICATED_IDLE_S = 10
+"""Seconds for which a connection is kept open between requests while no caller on it has proven who they are."""
+UNREAD_S = 30.0
+"""Seconds for which a caller may leave an answer unread, and a closed connection its last bytes."""
 FAREWELL_S = 1.0
 OK = 200
 
 
-def certified(cert: Any) -> str:
-    """The URI in a caller's certificate, which our authority signed; only those of agents have one."""
-    names = [value for kind, value in (cert or {}).get("subjectAltName", ()) if kind == "URI"]
-    return str(names[0]) if len(names) == 1 else ""
-
-
 class HeadTooLarge(Exception):
     """Raised inside the parser to end a head that is too long."""
+
+
+PIPELINED = 64
+"""Requests of one connection that wait for the answer to another."""
 
 
 class Connection(HttpToolsProtocol):
@@ -35,26 +38,58 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _in_body = False
     _since: float | None = None
-    _certified = ""
+    _certificate: AgentCertificate | None = None
+    _authenticated = _lost = False
+    _stuck_bytes, _stuck_since = 0, 0.0
+    handshake: Closable | None = None
+    """What stood for this connection until its TLS handshake had ended."""
     _quick: bytearray | None = None
     """The body so far of a call that may be answered as soon as it is whole."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._certified = certified(transport.get_extra_info("peercert"))
-        if len(self.connections) > CONNECTIONS:
-            self._refuse(503, Unavailable("too many connections are open", "try again shortly, or add a replica"))
-            return
+        tls = transport.get_extra_info("ssl_object")
+        self._certificate = agent_certificate(tls) if tls is not None else None
         self._since = self.loop.time()
+        if self.handshake is not None:
+            if not self._table.replace(self.handshake, self):
+                transport.abort()
+        elif not self._table.add(self, self.client[0] if self.client else ""):
+            self._refuse(503, Unavailable("too many connections are open", "try again shortly, or add a replica"))
+        self._keep_alive_s, self.timeout_keep_alive = self.timeout_keep_alive, UNAUTHENTICATED_IDLE_S
         self._watch()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._table.remove(self)
+        super().connection_lost(exc)
+
+    @property
+    def busy(self) -> bool:
+        """True while a request is being served."""
+        return self._in_body or not getattr(self.cycle, "response_complete", True)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def note_authenticated(self) -> None:
+        """A caller on this connection has proven who they are."""
+        if not self._authenticated:
+            self._authenticated, self.timeout_keep_alive = True, self._keep_alive_s
+            self._table.note_authenticated(self)
+
+    @property
+    def _table(self) -> ConnectionTable:
+        table: ConnectionTable = cast(Any, self.app).connections
+        return table
+
     def data_received(self, data: bytes) -> None:
-        if not self._in_body:
-            self._head_bytes += len(data)
-            if self._since is None:
-                self._since = self.loop.time()
+        self._head_bytes += len(data)
+        if not self._in_body and self._since is None:
+            self._since = self.loop.time()
         super().data_received(data)
-        if not self._in_body and self._head_bytes > HEAD_BYTES + len(data):
+        if self._head_bytes > HEAD_BYTES + len(data):
             self._refuse(431, Invalid("the head of the request is too long", f"stay below {HEAD_BYTES} bytes"))
 
     def on_headers_complete(self) -> None:
@@ -66,15 +101,24 @@ class Connection(HttpToolsProtocol):
             raise HeadTooLarge
         if not self.url.startswith(b"/"):  # a whole URL would carry a second host name
             raise HeadTooLarge
+        if len(self.pipeline) >= PIPELINED:  # one read may hold thousands of small requests
+            raise HeadTooLarge
         scope = cast(dict[str, Any], self.scope)
-        scope["certified"] = self._certified
+        scope["certificate"] = self._certificate
+        scope["note_authenticated"] = None if self._authenticated else self.note_authenticated
+        self._table.note_request(self)
         if self.url in self._calls() and self._plain():
             scope |= {"method": "POST", "raw_path": self.url}
             self._quick = bytearray()
         else:
             self._begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # fields after a chunked body are not of the head, and are dropped
+            super().on_header(name, value)
+
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0  # what follows is counted anew: it may be a trailer without an end
         if self._quick is None:
             super().on_body(body)
             return
@@ -83,7 +127,7 @@ class Connection(HttpToolsProtocol):
             self._begin()
 
     def on_message_complete(self) -> None:
-        self._in_body = False
+        self._in_body, self._head_bytes = False, 0
         if self._quick is not None:
             if self._answered(cast(Any, self.app).quick, bytes(self._quick)):
                 return
@@ -97,12 +141,14 @@ class Connection(HttpToolsProtocol):
             soon = quick.begin(scope, body, self)
             if soon is None:
                 return False
+            self.note_authenticated()
             self._quick, self.cycle = None, cast(Any, soon)
             soon.start()
             return True
         answer = quick.answer(scope, body)
         if answer is None:
             return False
+        self.note_authenticated()
         self._quick = None
         self._write(answer)
         return True
@@ -180,12 +226,25 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _watch(self) -> None:
-        """Close a connection whose head does not come to its end. One timer a connection, not one a request."""
+        """Close a connection whose head does not come to its end, or whose peer reads nothing. One timer a connection,
+        not one a request."""
+        if self._lost:
+            return
+        if self._is_stuck():
+            self.transport.abort()
+            return
         if self.transport.is_closing():
+            self.loop.call_later(HEAD_S / 3, self._watch)
             return
         if self._since is not None and self.loop.time() - self._since > HEAD_S:
             self.transport.close()
-            return
-        if self._quick is not None:  # its body takes its time, and the ordinary way has an end for that
+        elif self._quick is not None:  # its body takes its time, and the ordinary way has an end for that
             self._begin()
         self.loop.call_later(HEAD_S / 3, self._watch)
+
+    def _is_stuck(self) -> bool:
+        """True when bytes that were written stay where they are, or a close does not end."""
+        unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
+        if unsent != self._stuck_bytes or (not unsent and not self.transport.is_closing()):
+            self._stuck_bytes, self._stuck_since = unsent, now
+        return now - self._stuck_since > UNREAD_S

@@ -78,6 +78,8 @@ class Events:
         try:
             await self._send(ask, b": ok\n\n")
             while not self._ending and not gone.done():
+                if page:
+                    await self._still_welcome(ask, ctx)
                 for pos, frame in page:
                     after = pos
                     await self._send(ask, frame)
@@ -93,8 +95,8 @@ class Events:
         await ask.send({"type": "http.response.body", "body": LAST if self._ending else b""})
 
     async def _still_welcome(self, ask: Ask, ctx: Context) -> None:
-        """A revoked or expired caller stops hearing within a heartbeat."""
-        if (await self._lanes.outside(self._house.authenticate, ask.token)).unwrap() != ctx.actor:
+        """A caller whose token was revoked or ended a second ago is sent nothing more."""
+        if await self._gate.identify(ask) != ctx.actor:
             raise Invalid("the caller's roles changed", "open the stream again")
 
     async def _page(self, ctx: Context, after: str, where: dict[str, str]) -> list[tuple[str, bytes]]:

@@ -1,21 +1,28 @@
-"""The gate: who is at the door. Host and Origin first, then the token; what is refused is counted and recorded."""
+"""The gate: who is at the door. Host and Origin first, then the caller; what is refused is counted and recorded.
 
-import asyncio
+A caller is known by one of three credentials, each verified apart from the others: an agent by the TLS certificate of
+the connection, a program by `Authorization: Bearer`, a browser (for pages alone) by its session. No other header, and
+no other scheme, is ever looked up.
+"""
+
+import hashlib
 import math
 import re
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from falaj.api.answers import Refusal
+from falaj.api.identities import PeerLookups, VerifiedIdentities, peer_network
 from falaj.api.lanes import Lanes, Outcome
 from falaj.api.limits import Buckets
+from falaj.api.refusals import RefusalLog
 from falaj.api.routes import Ask
+from falaj.api.tls import AgentCertificate
 from falaj.core.context import Actor, Context
-from falaj.core.errors import Denied, Invalid, QuotaExceeded, Unauthenticated, Unavailable
+from falaj.core.errors import Denied, Invalid, QuotaExceeded, Unauthenticated
 from falaj.govern.people import GUEST
 
 if TYPE_CHECKING:
@@ -25,20 +32,19 @@ EXCHANGE = b"/v1/people/exchange"
 """The one verb that nobody can have a token for yet: it gives the first one."""
 JOIN = b"/v1/agents/join"
 """The same for agents, who have an invitation only."""
+ENROLL = b"/v1/people/enroll"
+"""The same for people, who have an enrolment code only."""
+AGENT_PATHS = frozenset(f"/v1/agents/{name}".encode() for name in ("listen", "answer", "token", "renew"))
+"""What an agent asks for itself. All else that comes over its connection it passes on for others, who have tokens."""
 KNOCK, KNOCKER = b"/v1/knock/", replace(GUEST, id="knock")
 """Where a signature over the message stands in the place of a token, and who asks until it is checked."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-KNOWN_S = 1.0
-"""A token that was good stays good so long without asking: the bound within which a revocation from elsewhere acts."""
-AHEAD = 0.75
-"""When so much of that is over, who goes on asking is looked up again beside their calls, so that none waits for it."""
-CERTIFIED_S = 5.0
-"""The same for the certificate of an agent, whose every answer would have to wait for it."""
-KNOWN = 4096
 TOKEN_BYTES = 8192
 FAILURES_PER_S, FAILURES = 1.0, 20
+"""False signatures that one peer may send to one inbound webhook, a second and at once."""
 _KEY = re.compile(r"[A-Za-z0-9._:-]{8,128}")
 _PURPOSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
+_BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{1,%d}) *" % TOKEN_BYTES)
 
 
 class Gate:
@@ -54,13 +60,14 @@ class Gate:
         self.hosts = frozenset(host.lower().encode() for host in hosts)
         self._rates = Buckets(limits.requests_per_s, limits.burst)
         self._failures = Buckets(FAILURES_PER_S, FAILURES)
-        self._records = Buckets(limits.denials_per_s, limits.denials_per_s)
-        # A door may have another way to show a token, and know more people than the house does.
-        self.shown: Callable[[Ask], bytes] = lambda ask: ask.headers.get(b"authorization", b"")
+        self.refusals = RefusalLog(house, lanes, clock)
+        self._lookups = PeerLookups(lanes)
+        caches = [VerifiedIdentities(lanes, self._lookups, clock) for _ in range(3)]
+        self.tokens, self.sessions, self.agents = caches
         self.whois: Callable[[str], Actor] = house.authenticate
-        self._known: dict[bytes, _Known] = {}
-        self._asking: dict[bytes, asyncio.Future[Outcome]] = {}
-        self._turn = 0
+        # Set by the console: the session id in a request for one of its pages (None elsewhere), and whose it is.
+        self.session_id: Callable[[Ask], str | None] = lambda ask: None
+        self.session_actor: Callable[[str], Actor] = _no_session
 
     def check_place(self, ask: Ask) -> None:
         """The name the caller used must be ours (rebinding), and a browser must have come from our own pages."""
@@ -79,23 +86,51 @@ class Gate:
 
     async def admit(self, ask: Ask) -> Actor:
         """Who is asking, within what they may ask a second."""
-        if ask.certified:
-            ask.agent = await self._certified(ask)
-        actor = ask.agent if ask.agent is not None and not self.shown(ask) else await self._identify(ask)
-        ask.actor = actor
+        actor = ask.actor = await self.identify(ask)
         wait = self._rates.take((actor.tenant, actor.id), self._clock())
         if wait > 0.0:
             raise too_fast(wait, "more requests than your share")
+        if ask.note_authenticated is not None and actor.kind != "guest":
+            ask.note_authenticated()
         return actor
 
+    async def identify(self, ask: Ask) -> Actor:
+        """Who is asking, as verified at most a second ago. Streams ask this before they send on."""
+        session = self.session_id(ask)
+        if session is not None:
+            if not session:
+                raise Unauthenticated("the browser shows no session", "sign in")
+            ask.session = session
+            return await self.sessions.find(_digest(session), ask.peer, partial(self.session_actor, session))
+        if ask.certificate is not None:
+            ask.agent = await self._find_agent(ask.certificate, ask.peer)
+        if ask.path.startswith(KNOCK) and ask.method == "POST":
+            return self._find_webhook_sender(ask)
+        header = ask.headers.get(b"authorization", b"")
+        if not header and ask.agent is not None and ask.path in AGENT_PATHS:
+            return ask.agent
+        if not header and ask.path in (EXCHANGE, JOIN, ENROLL) and ask.method == "POST":
+            return GUEST
+        ask.token = bearer_token(header)
+        return await self.verify_token(ask, ask.token)
+
+    async def verify_token(self, ask: Ask, token: str) -> Actor:
+        """Whose token this is, wherever the request shows it."""
+        return await self.tokens.find(_digest(token), ask.peer, partial(self.whois, token))
+
     def at_hand(self, ask: Ask) -> bool:
-        """Whether who asks is known without asking anybody, and may ask now; then the request has its actor."""
-        known = self._known.get(self.shown(ask))
-        if known is None or self._clock() >= known.until or ask.certified:
+        """Whether a program's token was verified a moment ago, and its caller may ask now; then it has its actor."""
+        if ask.certificate is not None or self.session_id(ask) is not None:
             return False
-        ask.token, ask.actor = known.token, known.actor
-        self._renew(self.shown(ask), known)
-        return self._rates.wait((known.actor.tenant, known.actor.id), self._clock()) <= 0.0
+        match = _BEARER.fullmatch(ask.headers.get(b"authorization", b""))
+        if match is None:
+            return False
+        token = match[1].decode("ascii")
+        actor = self.tokens.cached(_digest(token), partial(self.whois, token))
+        if actor is None:
+            return False
+        ask.token, ask.actor = token, actor
+        return self._rates.wait((actor.tenant, actor.id), self._clock()) <= 0.0
 
     def spend(self, ask: Ask) -> None:
         """Count a request of a caller who was at hand."""
@@ -111,130 +146,60 @@ class Gate:
         if purpose and not _PURPOSE.fullmatch(purpose):
             raise Invalid("the Falaj-Purpose is not a purpose's name", "for example: fraud")
         ctx = self._house.context(actor, request=key if repeatable else "", purpose=purpose)
+        if actor is GUEST:
+            ctx = replace(ctx, peer=ask.peer)
         if ask.agent is not None:
             ctx = replace(ctx, zone=ask.agent.zone)  # whoever comes through a zone's agent stands in that zone
         ask.request = ctx.request
         return ctx
 
-    def unknown(self, ask: Ask) -> None:
-        """Something came from there that nobody knows."""
-        self._failures.take(ask.peer, self._clock())
+    def count_false_signature(self, ask: Ask) -> None:
+        """A message for an inbound webhook came with a signature that is not its sender's."""
+        self._failures.take((peer_network(ask.peer), ask.path), self._clock())
+
+    async def run_for_guest(self, ask: Ask, run: Callable[..., object], *args: object) -> Outcome:
+        """Run what a caller without a token may call, as few at once for one peer as tokens are verified."""
+        return await self._lookups.run(ask.peer, run, *args)
 
     def forget(self) -> None:
-        """Ask identity again for everyone: people or tokens changed."""
-        self._turn += 1
-        self._known.clear()
-        self._asking.clear()  # who is asked about now may have been read before that
+        """Verify everyone anew: people, tokens or agents changed."""
+        for cache in (self.tokens, self.sessions, self.agents):
+            cache.clear()
 
-    async def record(self, ask: Ask, reason: str) -> None:
-        """Leave an event about a refusal, not more a second than the log can bear."""
-        if self._records.take("all", self._clock()) > 0.0:
-            return
-        ctx = self._house.context(ask.actor) if ask.actor is not None else None
-        await self._lanes.inside(
-            self._house.deny, ctx, f"{ask.method} {ask.path[:200].decode('ascii', 'replace')}", reason
-        )
-
-    async def _identify(self, ask: Ask) -> Actor:
-        header = self.shown(ask)
-        known = self._known.get(header)
-        if known is not None and self._clock() < known.until:
-            ask.token = known.token
-            self._renew(header, known)
-            return known.actor
-        if not header and ask.path in (EXCHANGE, JOIN) and ask.method == "POST":
-            return self._guest(ask)
-        if ask.path.startswith(KNOCK) and ask.method == "POST":
-            wait = self._failures.wait(ask.peer, self._clock())
-            if wait > 0.0:
-                raise too_fast(wait, "too much came from your address that nobody knows")
-            return KNOCKER
-        ask.token = _bearer(header)
-        wait = self._failures.wait(ask.peer, self._clock()) if known is None else 0.0
+    def _find_webhook_sender(self, ask: Ask) -> Actor:
+        """The sender of a request to an inbound webhook: proven by the signature over the body, and by no header."""
+        wait = self._failures.wait((peer_network(ask.peer), ask.path), self._clock())
         if wait > 0.0:
-            raise too_fast(wait, "too many unknown tokens came from your address")
-        turn = self._turn
-        actor, error = await asyncio.shield(self._ask(header, ask.token))
-        if error is not None:
-            if isinstance(error, Unauthenticated):
-                self._known.pop(header, None)
-                self._failures.take(ask.peer, self._clock())
-            raise error
-        return self._remember(header, ask.token, actor) if turn == self._turn else actor
+            raise too_fast(wait, "too many false signatures came from your address")
+        return KNOCKER
 
-    def _ask(self, header: bytes, token: str) -> asyncio.Future[Outcome]:
-        """Who a token is. Many requests with one token ask identity once."""
-        asking = self._asking.get(header)
-        if asking is None:
-            asking = self._asking[header] = self._lanes.outside(self.whois, token)
-            asking.add_done_callback(partial(self._asked, header))
-        return asking
-
-    def _asked(self, header: bytes, asking: asyncio.Future[Outcome]) -> None:
-        if self._asking.get(header) is asking:
-            del self._asking[header]
-
-    def _renew(self, header: bytes, known: "_Known") -> None:
-        """Look somebody up again who will soon not be known any more."""
-        if header in self._asking or self._clock() < known.until - known.lasts * (1 - AHEAD):
-            return
-        turn = self._turn
-
-        def found(asked: asyncio.Future[Outcome]) -> None:
-            actor, error = asked.result()
-            if isinstance(error, Unauthenticated):
-                self._known.pop(header, None)  # the next call asks by itself, and is told
-            elif error is None and turn == self._turn:
-                self._remember(header, known.token, actor)
-
-        with suppress(Unavailable):  # nobody is looked up any more; who is not known then is told so
-            self._ask(header, known.token).add_done_callback(found)
-
-    async def _certified(self, ask: Ask) -> Actor:
-        """The agent whose certificate this is; one that was removed, or joined anew since, is nobody."""
-        header = b"certificate " + ask.certified.encode()
-        known = self._known.get(header)
-        if known is not None and self._clock() < known.until:
-            return known.actor
+    async def _find_agent(self, certificate: AgentCertificate, peer: str) -> Actor:
+        """The agent of the zone's current record; Unauthenticated if it was removed or replaced, or has another key."""
         desk = self._house.desks["agents"]
-        actor, error = await self._lanes.outside(desk.whois, self._house.system(), ask.certified)
-        if error is not None:
-            self._failures.take(ask.peer, self._clock())
-            raise error
-        return self._remember(header, "", actor, CERTIFIED_S)
-
-    def _guest(self, ask: Ask) -> Actor:
-        """A build system that has only its own provider's token yet; each try counts, as an unknown token would."""
-        wait = self._failures.take(ask.peer, self._clock())
-        if wait > 0.0:
-            raise too_fast(wait, "too many unknown tokens came from your address")
-        return GUEST
-
-    def _remember(self, header: bytes, token: str, actor: Actor, known_s: float = KNOWN_S) -> Actor:
-        lasts = min(known_s, actor.expires - time.time()) if actor.expires else known_s
-        if len(self._known) >= KNOWN:
-            self._known.clear()
-        self._known[header] = _Known(actor, token, self._clock() + lasts, lasts)
-        return actor
+        lookup = partial(desk.whois, self._house.system(), certificate.name, certificate.key)
+        return await self.agents.find(certificate.fingerprint, peer, lookup)
 
 
-class _Known(NamedTuple):
-    actor: Actor
-    token: str
-    until: float
-    lasts: float
+def bearer_token(header: bytes) -> str:
+    """The token of an Authorization header; Unauthenticated for every other scheme and for what is no token."""
+    match = _BEARER.fullmatch(header)
+    if match is None:
+        raise _nobody()
+    return match[1].decode("ascii")
 
 
-def _bearer(header: bytes) -> str:
-    scheme, _, token = header.partition(b" ")
-    token = token.strip()
-    if scheme.lower() != b"bearer" or not token:
-        raise Unauthenticated(
-            "nobody is named in this request", "send Authorization: Bearer <token>; `falaj login` keeps one for you"
-        )
-    if len(token) > TOKEN_BYTES or not token.isascii():
-        raise Unauthenticated("that is no token", "copy it again, whole")
-    return token.decode("ascii")
+def _digest(credential: str) -> bytes:
+    return hashlib.sha256(credential.encode()).digest()
+
+
+def _nobody() -> Unauthenticated:
+    hint = "send Authorization: Bearer <token>; `falaj login` keeps one for you"
+    return Unauthenticated("the request carries no bearer token", hint)
+
+
+def _no_session(session: str) -> Actor:
+    del session
+    raise Unauthenticated("there is no console here", "use a token")
 
 
 def too_fast(wait: float, what: str) -> Refusal:

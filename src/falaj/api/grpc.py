@@ -117,7 +117,8 @@ class FeatureDoor:
         house = self._house
         lanes = Lanes(house.ledger.group, LANES)  # never on this loop: a store that does not answer would stop the door
         lanes.start()
-        calls = Calls(house, lanes, Gate(house, lanes, ()))
+        gate = Gate(house, lanes, ())
+        calls = Calls(house, lanes, gate)
         limit = house.settings.limits.body_bytes
         options = (
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", limit),
@@ -133,6 +134,7 @@ class FeatureDoor:
         if self._failed is None:
             await self._end.wait()
         await server.stop(GRACE_S)
+        await gate.refusals.flush()
         await asyncio.get_running_loop().run_in_executor(None, lanes.stop)
 
     def _bind(self, server: Any) -> int:
@@ -171,19 +173,24 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         method = handler_call_details.method.removeprefix(f"/{PACKAGE}.{SERVICE}/")
         if METHODS.get(method):
             return grpc.stream_stream_rpc_method_handler(self._stream)
-        return grpc.unary_unary_rpc_method_handler(self._one if method in METHODS else self._nothing)
+        # A unary call is a stream of one message; as such its message is read after its caller is known.
+        return grpc.stream_unary_rpc_method_handler(self._read_unary if method in METHODS else self._nothing)
 
-    async def _one(self, body: bytes | None, context: Any) -> bytes:
+    async def _read_unary(self, bodies: AsyncIterator[bytes], context: Any, exists: bool = True) -> bytes:
+        del bodies
         ask = None
         try:
             ask = _ask(context)
+            await self._gate.identify(ask)
+            body = await self._next(context) if exists else None
+            if body is aio.EOF:
+                raise Invalid("the call has no message, or one above limits.body_bytes", "send one ReadRequest")
             return await self._read(ask, body)
         except (FalajError, Refusal) as error:
             return await self._refuse(context, ask, error)
 
-    async def _nothing(self, body: bytes, context: Any) -> bytes:
-        del body
-        return await self._one(None, context)
+    async def _nothing(self, bodies: AsyncIterator[bytes], context: Any) -> bytes:
+        return await self._read_unary(bodies, context, exists=False)
 
     async def _stream(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """One after the other; each asks the gate again, so a token that ends ends its stream."""
@@ -234,7 +241,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         answer = render(cause, ask.request if ask is not None else "")
         said = json.loads(answer.body)
         if ask is not None and not ask.request and answer.status in (401, 403, 404):
-            await self._gate.record(ask, said["message"])
+            await self._gate.refusals.record(ask, said["message"])
         trailers = [(f"falaj-{name}-bin", said[name].encode()[:TEXT_BYTES]) for name in ("message", "hint", "ref")]
         trailers += [("falaj-code", said["code"]), ("falaj-request", answer.request)]
         trailers += [(name.decode(), value.decode()) for name, value in answer.headers if name == b"retry-after"]

@@ -32,17 +32,18 @@ class Doorbell:
     async def serve(self, ask: Ask) -> Answer:
         """One message; whatever is wrong with who sent it, the answer is the same."""
         app, gate, door = self._app, self._app.gate, ask.named["door"]
-        wait = self._rates.take(door, time.monotonic())
-        if wait > 0.0:
-            raise too_fast(wait, "too many messages came")
         body = await app.body(ask, MOST_BYTES, _JSON)
         headers = {name: ask.text(name.encode()) for name in _SIGNED}
         desk, asked = app.house.desks["flows"], app.house.system()
         entry, error = await app.lanes.outside(desk.admit, asked, door, headers, body)
         if error is not None:
             if isinstance(error, Unauthenticated):
-                gate.unknown(ask)
+                gate.count_false_signature(ask)
             raise error
+        # Counted once the signature is proven: a client that only knows the address cannot use up the sender's share.
+        wait = self._rates.take(door, time.monotonic())
+        if wait > 0.0:
+            raise too_fast(wait, "too many messages came")
         try:
             given = {"knock": entry.knock, "body": body.decode(), "message": entry.message}
         except UnicodeDecodeError:

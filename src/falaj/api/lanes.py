@@ -17,12 +17,17 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from falaj.core.context import Actor
 from falaj.core.errors import Stale, Unavailable
 from falaj.core.ports import Courier, Key
 
 BATCH = 256
 WAITING = 4096
 OUTSIDE = 32
+VERIFYING = 16
+"""Threads that verify callers; apart from those of streams and long calls, so that slow ones delay no verification."""
+STREAMS, STREAMS_PER_CALLER = 64, 16
+"""Threads that wait for bytes of callers: in sum, and for one caller. A caller may send slowly for hours."""
 TOGETHER = 3
 """How often calls are tried together when an engine turns their group away."""
 LEAST_S = 5.0
@@ -103,7 +108,8 @@ class Lanes:
         self._company = False
         """Whether the last group was of several calls, or others came while it was under way."""
         self._asked, self._told = _Queue(), _Queue()
-        self._outside = Pool()
+        self._outside, self._verifying, self._streaming = Pool(OUTSIDE), Pool(VERIFYING), Pool(STREAMS)
+        self._streams: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
         self._reading, self._to_read = threading.Lock(), list[Callable[[], None]]()
         self._ways = [self._asked] * lanes + ([] if inline else [self._told])
         self._threads = [
@@ -132,7 +138,8 @@ class Lanes:
         if self._carried is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._carried.courier.close)
-        left = self._outside.stop(end) + sum(thread.is_alive() for thread in self._threads)
+        left = sum(pool.stop(end) for pool in (self._outside, self._verifying, self._streaming))
+        left += sum(thread.is_alive() for thread in self._threads)
         if left or self.waiting:
             _log.warning("calls were left unfinished", extra={"running": left, "waiting": self.waiting})
 
@@ -207,8 +214,28 @@ class Lanes:
     def outside(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = ()) -> asyncio.Future[Outcome]:
         """Run a call that may take long, beside the lanes."""
         del needs  # it shares nothing with others
+        return self._run_in(self._outside, run, args)
+
+    def verifying(self, run: Callable[..., Any], *args: Any) -> asyncio.Future[Outcome]:
+        """Verify who a caller is, on threads that no stream and no long call holds."""
+        return self._run_in(self._verifying, run, args)
+
+    async def streaming(self, caller: Actor, run: Callable[..., Any], *args: Any) -> Outcome:
+        """Run a call that waits for bytes of its caller, once fewer than STREAMS_PER_CALLER of theirs run."""
+        who = f"{caller.tenant}/{caller.behalf or caller.id}"
+        turns, count = self._streams.setdefault(who, (asyncio.Semaphore(STREAMS_PER_CALLER), [0]))
+        count[0] += 1
+        try:
+            async with turns:
+                return await self._run_in(self._streaming, run, args)
+        finally:
+            count[0] -= 1
+            if not count[0]:
+                self._streams.pop(who, None)
+
+    def _run_in(self, pool: "Pool", run: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[Outcome]:
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._outside.run(lambda: self._answer(_Job(future, run, args)))
+        pool.run(lambda: self._answer(_Job(future, run, args)))
         return future
 
     def beside(self, work: Callable[[], None]) -> None:
@@ -341,12 +368,15 @@ class Lanes:
 
 
 class Pool:
-    """Up to OUTSIDE threads, begun when they are needed. Unlike the library's they do not keep a process alive."""
+    """Up to `most` threads, begun when they are needed. Unlike the library's they do not keep a process alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._change = threading.Condition()
-        self._threads = self._idle = self._running = 0
+        self._threads = self._running = 0
+        self._unfinished = 0
+        """Work that waits or runs. Each has a thread while there are fewer than `most`: work may run for hours."""
         self._stopped = False
 
     def run(self, work: Callable[[], None]) -> None:
@@ -355,7 +385,8 @@ class Pool:
             if self._stopped:
                 raise Unavailable("this replica is going", "another one answers")
             self._waiting.put(work)
-            if self._idle < self._waiting.qsize() and self._threads < OUTSIDE:
+            self._unfinished += 1
+            if self._threads < min(self._unfinished, self._most):
                 self._threads += 1
                 threading.Thread(target=self._drive, name=f"outside-{self._threads}", daemon=True).start()
 
@@ -370,11 +401,8 @@ class Pool:
 
     def _drive(self) -> None:
         while True:
-            with self._change:
-                self._idle += 1
             work = self._waiting.get()
             with self._change:
-                self._idle -= 1
                 if work is None:
                     self._threads -= 1
                     self._change.notify_all()
@@ -385,6 +413,7 @@ class Pool:
             finally:
                 with self._change:
                     self._running -= 1
+                    self._unfinished -= 1
 
 
 def attempt(run: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:

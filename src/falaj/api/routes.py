@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 from falaj.api.answers import Answer, Refusal, Send
 from falaj.api.stream import Receive
+from falaj.api.tls import AgentCertificate
 from falaj.api.wire import Arguments
 from falaj.core.context import Actor
 from falaj.core.errors import Invalid, NotFound, Unauthenticated
@@ -34,10 +35,11 @@ class Ask:
         "action",
         "actor",
         "agent",
-        "certified",
+        "certificate",
         "headers",
         "method",
         "named",
+        "note_authenticated",
         "path",
         "peer",
         "query",
@@ -45,6 +47,7 @@ class Ask:
         "request",
         "scheme",
         "send",
+        "session",
         "token",
         "unread",
     )
@@ -56,15 +59,17 @@ class Ask:
         self.headers: Mapping[bytes, bytes] = one_each(scope["headers"])
         self.scheme: str = scope.get("scheme", "http")
         self.peer: str = scope["client"][0] if scope.get("client") else ""
-        self.certified: str = scope.get("certified", "")
-        """The name in the certificate of an agent whose connection this came by."""
+        self.certificate: AgentCertificate | None = scope.get("certificate")
+        """The TLS client certificate of the connection, where it is one of an agent."""
         self.agent: Actor | None = None
-        """That agent, once it is known that its certificate still counts."""
+        """That agent, once its certificate was checked against the zone's record."""
+        self.note_authenticated: Callable[[], None] | None = scope.get("note_authenticated")
+        """Tells the connection that its caller has proven who they are, where it does not know yet."""
         self.receive = receive
         self.send = send
         self.action = "none"
         self.request = ""
-        self.token = ""  # nosec B105 - nobody yet
+        self.token = self.session = ""  # nosec B105 - no credential yet
         self.actor: Actor | None = None
         self.named: Mapping[str, str] = {}
         self.unread = True
@@ -102,8 +107,9 @@ class Call:
 
     @property
     def changes_people(self) -> bool:
-        """True when a token may mean somebody else, or nobody, after this call."""
-        return self.desk == "people" and self.verb.group not in ("see", "read")
+        """True when a token or certificate may identify another account, or none, after this call."""
+        changes = self.verb.group not in ("see", "read") or self.action == "people.enroll"
+        return self.desk in ("people", "agents") and changes
 
 
 @dataclass(frozen=True, slots=True)

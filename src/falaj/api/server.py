@@ -5,18 +5,22 @@ import ipaddress
 import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from falaj.api.app import App, Door
 from falaj.api.connection import Connection
+from falaj.api.connections import TlsListener
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
 from falaj.core import garbage
 from falaj.core.errors import FalajError, Invalid, Unavailable
@@ -97,12 +101,26 @@ class Server(uvicorn.Server):
         self.run(sockets=[self._bound])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self.config.ssl is None:
+            await super().startup(sockets)
+        else:
+            await self._listen_with_tls(self.config.ssl)
         garbage.settle()
         if self._renew is not None:
             self._tick()
         if self._on_ready is not None:
             self._on_ready(self.url)
+
+    async def _listen_with_tls(self, context: ssl.SSLContext) -> None:
+        """As the parent does, but with each connection bounded before its handshake."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise SystemExit(STARTUP_FAILURE)
+        create = partial(Connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        listener = TlsListener(self._bound, context, self.app.connections, create)
+        listener.start(self.config.backlog)
+        self.servers = [cast(Any, listener)]
+        self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         left = asyncio.get_running_loop().run_in_executor(None, self._on_leave)

@@ -6,6 +6,7 @@ ends, and signs certificates for replicas and workers, who show them where `tls.
 
 import datetime as dt
 import fcntl
+import hashlib
 import ipaddress
 import os
 import re
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, NotFound
+from falaj.core.relay import AGENT_URI
 from falaj.core.settings import Tls
 
 if TYPE_CHECKING:
@@ -49,11 +51,43 @@ class Issued:
 
 
 class Countersigned(NamedTuple):
-    """A certificate over somebody's own key, the authority's own, and until when it is good."""
+    """A certificate for the requester's key, its authority's certificate, its expiry, and the digest of the key."""
 
     cert: str
     ca: str
     expires: float
+    key: str
+
+
+class AgentCertificate(NamedTuple):
+    """The verified client certificate of a TLS connection, where it names an agent."""
+
+    name: str
+    """The URI in it, as `countersign` wrote it."""
+    fingerprint: bytes
+    """SHA-256 of the certificate."""
+    key: str
+    """SHA-256 of its public key, in hexadecimal digits."""
+
+
+def agent_certificate(connection: Any) -> AgentCertificate | None:
+    """The certificate that the peer of an SSLObject proved to hold the key of; None where it names no agent."""
+    names = [value for kind, value in (connection.getpeercert() or {}).get("subjectAltName", ()) if kind == "URI"]
+    if len(names) != 1 or not str(names[0]).startswith(AGENT_URI):
+        return None
+    from cryptography import x509
+
+    encoded: bytes = connection.getpeercert(True)
+    key = x509.load_der_x509_certificate(encoded).public_key()
+    return AgentCertificate(str(names[0]), hashlib.sha256(encoded).digest(), key_digest(key))
+
+
+def key_digest(key: Any) -> str:
+    """SHA-256 of a public key, in hexadecimal digits."""
+    from cryptography.hazmat.primitives import serialization
+
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
@@ -148,7 +182,10 @@ def countersign(home: str, request: str, name: str, now: float, days: float) -> 
     cert = builder.add_extension(issuer, critical=False).sign(ca_key, hashes.SHA256())
     pem = serialization.Encoding.PEM
     return Countersigned(
-        cert.public_bytes(pem).decode(), ca_cert.public_bytes(pem).decode(), cert.not_valid_after_utc.timestamp()
+        cert.public_bytes(pem).decode(),
+        ca_cert.public_bytes(pem).decode(),
+        cert.not_valid_after_utc.timestamp(),
+        key_digest(key),
     )
 
 

@@ -30,6 +30,7 @@ from falaj.audit.vouching import Vouching
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Invalid
 from falaj.core.frontier import Frontier, leaf_hash
+from falaj.core.own_environment import own_environment
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import verb
@@ -377,7 +378,9 @@ def verify_pack(path: str | Path, key: str = "") -> Verdict:
     """Run the offline verifier over a file or folder, in a process of its own that sees nothing of Falaj."""
     options = ["--key", key] if key else []
     command = [sys.executable, "-I", str(pack.VERIFIER), str(path), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_VERIFY_S, check=False)  # noqa: S603 # nosec B603
+    done = subprocess.run(  # noqa: S603 # nosec B603
+        command, env=own_environment(), capture_output=True, text=True, timeout=_VERIFY_S, check=False
+    )
     if done.returncode not in (0, 1):
         raise Invalid(done.stderr.strip()[-300:] or "the pack cannot be checked", "give an evidence pack or a proof")
     report: dict[str, Any] = json.loads(done.stdout)

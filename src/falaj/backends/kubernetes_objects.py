@@ -21,7 +21,7 @@ from typing import Any
 from falaj.backends.kubernetes_nodes import DEVICES, OURS, tolerations
 from falaj.backends.kubernetes_site import Site, account
 from falaj.core.errors import Invalid
-from falaj.core.execute import Attempt, Slot
+from falaj.core.execute import Attempt, Slot, launcher_environment
 
 Json = dict[str, Any]
 ATTEMPT, SLOT, STOP, CHECKPOINT = "falaj.dev/attempt", "falaj.dev/slot", "falaj.dev/stop", "falaj.dev/checkpoint"
@@ -71,7 +71,7 @@ def belongings(
     belongs = [{"apiVersion": "v1", "kind": "Service", "name": name, "uid": owner}]
     about: Json = {"name": name, "labels": _labels(attempt), "ownerReferences": belongs}
     data = {"context.json": json.dumps(_context(attempt, site)).encode()}
-    data |= {f"env.{key}": value.encode() for key, value in attempt.secret_env.items()}
+    data |= {f"env.{key}": value.encode() for key, value in launcher_environment(attempt).items()}
     secret = _object("v1", "Secret", about, type="Opaque", immutable=True, data={k: _b64(v) for k, v in data.items()})
     rules = {"podSelector": {"matchLabels": {ATTEMPT: name}}, **_network(name, site, reach)}
     policy = _object("networking.k8s.io/v1", "NetworkPolicy", about, spec=rules)
@@ -208,13 +208,14 @@ def _container(attempt: Attempt, site: Site, slot: str, resources: Json) -> Json
     name = name_of(attempt.id)
     env: list[Json] = [{"name": "HOME", "value": _WORK}, {"name": "FALAJ_HOST", "value": _host(name, site, 0)}]
     env += [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": f"env.{key}"}}} for key in attempt.secret_env
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": f"env.{key}"}}}
+        for key in launcher_environment(attempt)
     ]
     claims = [{"name": f"claim-{at}", "mountPath": path} for at, (_, path) in enumerate(site.claims)]
     return {
         "name": CONTAINER[site.object],
         "image": attempt.image or site.image,
-        "command": [site.python, f"{_HOME}/pod.py", slot, _LAST_WORDS],
+        "command": [site.python, "-I", f"{_HOME}/pod.py", slot, _LAST_WORDS],
         "workingDir": _WORK,
         "env": env,
         "resources": resources,

@@ -1,9 +1,14 @@
-"""Online features in a file of this machine: `lmdb:/path/to/folder`. Any number of readers, one writer at a time.
+"""Online features of one tenant in a file of this machine: `lmdb:/path/to/folder`. Many readers, one writer at a time.
 
 A put is one transaction, on disk when it returns: killed anywhere, its rows are all there or none. The file grows as it
 must; no reader looks while this process maps it anew. LMDB may be opened once in a process, so all who name one folder
 share it here. A space is 16 bytes of a hash; behind them stand its mark, its rows, and the keys that are too long for
 LMDB, written out.
+
+With the option `readonly` only the data file is opened, for reading, and no lock file: a process that could write the
+lock file could corrupt the memory of the platform that shares it. Such a reader is not registered with the writer, so
+the writer pins the snapshots of the last GRACE_S seconds and does not reuse their pages; a reader that took longer
+than that reads again.
 """
 
 import contextlib
@@ -12,6 +17,7 @@ import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +30,9 @@ from falaj.core.online import checked, fold, space_bytes
 
 MAP_BYTES = 1 << 30
 """The first size of the map: address space, not disk."""
+GRACE_S = 0.5
+"""Seconds for which pages that a write replaced stay as they were, for readers that hold no lock: a read takes some ten
+microseconds. The file holds what is written within that time in addition to its rows."""
 _READERS = 2048
 _DROP = 20_000
 _TRIES = 64
@@ -35,13 +44,15 @@ _T = TypeVar("_T")
 
 
 class LmdbOnline:
-    """Options: `map_bytes`, the first size of the map."""
+    """Options: `map_bytes`, the first size of the map; `readonly`, for a process that must not write."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         folder = url.partition(":")[2]
         if not folder:
             raise Invalid(f"{url[:200]!r} names no folder", "for example lmdb:/var/lib/falaj/online")
-        self._file: _File | None = _open(Path(folder).resolve(), int((options or {}).get("map_bytes", MAP_BYTES)))
+        chosen = options or {}
+        self._readonly, map_bytes = bool(chosen.get("readonly")), int(chosen.get("map_bytes", MAP_BYTES))
+        self._file: _File | None = _open(Path(folder).resolve(), self._readonly, map_bytes)
 
     def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
         """Take rows in, newest wins; on disk when it returns."""
@@ -65,7 +76,7 @@ class LmdbOnline:
                 cursor.putmulti(cells.items())
             return changed
 
-        return self._open_file().write(work)
+        return self._writable().write(work)
 
     def get(self, asks: Sequence[tuple[str, Sequence[bytes]]]) -> list[list[bytes | None]]:
         """What lies under keys of several spaces, from one snapshot."""
@@ -107,7 +118,7 @@ class LmdbOnline:
                     txn.delete(head + _LONG + place[-_DIGEST:])
             return gone
 
-        return self._open_file().write(work)
+        return self._writable().write(work)
 
     def drop(self, space: str) -> None:
         """Remove a space, its mark first: what is left of a drop that was killed passes for nothing filled."""
@@ -122,22 +133,35 @@ class LmdbOnline:
                     going = cursor.delete() and bool(cursor.key())
             return going
 
-        while self._open_file().write(work):
+        while self._writable().write(work):
             pass
 
     def note(self, space: str, value: bytes | None = None) -> bytes | None:
         """Read, or write, the mark of a space."""
         place = space_bytes(space) + _NOTE
         if value is not None:
-            self._open_file().write(lambda txn: txn.put(place, value))
+            self._writable().write(lambda txn: txn.put(place, value))
             return value
         return self._open_file().read(lambda txn: txn.get(place))
+
+    def admit_reader(self, password_digest: str) -> str:
+        """The folder itself: the sandbox of a replica shows it read-only, and no other tenant's."""
+        del password_digest
+        return f"lmdb:{self._open_file().folder}"
+
+    def dismiss_reader(self, password_digest: str) -> None:
+        """Nothing to take back: the mount ends with the replica."""
 
     def close(self) -> None:
         """Leave the file; the last one closes it."""
         file, self._file = self._file, None
         if file is not None:
             file.release()
+
+    def _writable(self) -> "_File":
+        if self._readonly:
+            raise Invalid("the online store is open for reading only in this process", "write through the platform")
+        return self._open_file()
 
     def _open_file(self) -> "_File":
         if self._file is None:
@@ -148,9 +172,9 @@ class LmdbOnline:
 class _File:
     """The one environment of a folder in this process, and who is inside: LMDB cannot map anew under anybody's feet."""
 
-    def __init__(self, folder: Path, map_bytes: int) -> None:
+    def __init__(self, folder: Path, readonly: bool, map_bytes: int) -> None:
         self.users = 0
-        self._folder, self._map_bytes = folder, map_bytes
+        self.readonly, self.folder, self._map_bytes = readonly, folder, map_bytes
         self._env: lmdb.Environment | None = None
         self._settle()
         self._again()
@@ -158,10 +182,13 @@ class _File:
     def read(self, work: "Callable[[lmdb.Transaction[bytes]], _T]") -> _T:
         """Do it on one snapshot."""
         for _ in range(_TRIES):
-            env = self._enter()
+            env, began = self._enter(), time.monotonic()
             try:
                 with env.begin() as txn:
-                    return work(txn)
+                    result = work(txn)
+                if not self.readonly or time.monotonic() - began < GRACE_S:
+                    return result
+                continue
             except lmdb.Error as error:
                 trouble = error
             finally:
@@ -176,11 +203,12 @@ class _File:
             for _ in range(_TRIES):
                 env = self._env or self._again()
                 try:
+                    self._pins.pin(env)
                     with self._writing(env) as txn:
                         return work(txn)
                 except lmdb.Error as error:
                     with self._alone():
-                        _mend(env, error)
+                        self._mend(env, error)
         raise Unavailable("the online store is too busy", "call again")
 
     @contextlib.contextmanager
@@ -200,6 +228,7 @@ class _File:
             _mend(env, trouble)
         elif env is self._env:
             # A child left what it had of us, and with it the places that our readers keep: they take new ones.
+            self._pins.release()
             env.close()
             self._env = None
 
@@ -208,10 +237,15 @@ class _File:
         with _LOCK:
             self.users -= 1
             if self.users == 0:
-                _FILES.pop(self._folder, None)
+                _FILES.pop(self.folder, None)
+                self._pins.release()
                 with self._writer, self._alone():
                     if self._env is not None:
                         self._env.close()
+
+    def unpin(self) -> None:
+        """Let go of pinned snapshots: a child that closes its copy would free their slots under us."""
+        self._pins.release()
 
     def forked(self) -> None:
         """In a child: what the parent opened is not ours; who was inside is not here."""
@@ -225,10 +259,12 @@ class _File:
         # A list, because adding to one and taking from it needs no lock: readers never wait for each other.
         self._inside: list[None] = []
         self._shut, self._ready = False, threading.Event()
+        self._pins = _SnapshotPins()
 
     def _again(self) -> lmdb.Environment:
         with self._opening:
-            self._env = self._env or _environment(self._folder, self._map_bytes)
+            make = _open_for_reading if self.readonly else _environment
+            self._env = self._env or make(self.folder, self._map_bytes)
             return self._env
 
     def _enter(self) -> lmdb.Environment:
@@ -253,16 +289,72 @@ class _File:
             self._ready.set()
 
 
+class _SnapshotPins:
+    """Read transactions that keep the pages of recent snapshots from being reused, until GRACE_S after the last write.
+
+    The oldest pin is at least GRACE_S old, or older than every write of this process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pins: deque[tuple[float, lmdb.Transaction[bytes]]] = deque()
+        self._timer: threading.Timer | None = None
+
+    def pin(self, env: lmdb.Environment) -> None:
+        """Pin the current snapshot before a write, unless a pin of the last GRACE_S / 4 seconds covers it."""
+        with self._lock:
+            moment = time.monotonic()
+            while len(self._pins) > 1 and self._pins[1][0] <= moment - GRACE_S:
+                self._pins.popleft()[1].abort()
+            if not self._pins or self._pins[-1][0] <= moment - GRACE_S / 4:
+                self._pins.append((moment, env.begin()))
+            if self._timer is None:
+                self._start_timer()
+
+    def release(self) -> None:
+        """Let go of every snapshot: the environment closes."""
+        with self._lock:
+            self._drop()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _start_timer(self) -> None:
+        self._timer = threading.Timer(GRACE_S * 1.5, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _expire(self) -> None:
+        """Without writes for GRACE_S nothing needs a pin; another process that writes may reuse pages again."""
+        with self._lock:
+            self._timer = None
+            if self._pins and time.monotonic() - self._pins[-1][0] < GRACE_S * 1.25:
+                self._start_timer()
+            else:
+                self._drop()
+
+    def _drop(self) -> None:
+        while self._pins:
+            self._pins.popleft()[1].abort()
+
+
 _LOCK = threading.Lock()
 _FILES: dict[Path, _File] = {}
 
 
-def _open(folder: Path, map_bytes: int) -> _File:
+def _open(folder: Path, readonly: bool, map_bytes: int) -> _File:
     with _LOCK:
-        file = _FILES.get(folder) or _File(folder, map_bytes)
+        file = _FILES.get(folder) or _File(folder, readonly, map_bytes)
+        if file.readonly and not readonly:
+            raise Invalid("this process has the online store open for reading only", "close it before writing")
         file.users += 1
         _FILES[folder] = file
         return file
+
+
+def _before_fork() -> None:
+    for file in list(_FILES.values()):
+        file.unpin()
 
 
 def _forked() -> None:
@@ -272,12 +364,13 @@ def _forked() -> None:
         file.forked()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_before_fork, after_in_child=_forked)
 
 
 def _environment(folder: Path, map_bytes: int) -> lmdb.Environment:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         # Rows are found by key: reading ahead only fills memory with strangers.
         env = lmdb.open(
             str(folder), map_size=map_bytes, mode=0o600, max_readers=_READERS, readahead=False, max_spare_txns=16
@@ -288,6 +381,15 @@ def _environment(folder: Path, map_bytes: int) -> lmdb.Environment:
     except lmdb.Error as error:
         raise _failure(error) from error
     return env
+
+
+def _open_for_reading(folder: Path, map_bytes: int) -> lmdb.Environment:
+    try:
+        return lmdb.open(
+            str(folder), map_size=map_bytes, readonly=True, lock=False, create=False, readahead=False, max_spare_txns=16
+        )
+    except lmdb.Error as error:
+        raise _failure(error) from error
 
 
 def _mend(env: lmdb.Environment, trouble: lmdb.Error) -> None:

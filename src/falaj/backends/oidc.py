@@ -36,6 +36,8 @@ LONGEST_S = 86_400.0
 """A token that lives longer is refused: this bounds how long someone removed at the provider can still act."""
 STRONG_S = 43_200.0
 _REFRESH_S, _EXPIRE_S, _AGAIN_S = 600.0, 3600.0, 30.0
+_WAIT_S = 1.0
+"""Seconds that the check of a token waits for another that reads the provider's keys, once there are any."""
 _REMEMBER_S = 30.0
 _MAX_BYTES = 1 << 20
 _KEY_TYPES = {"EdDSA": ("OKP", "Ed25519"), "ES256": ("EC", "P-256"), "RS256": ("RSA", ""), "PS256": ("RSA", "")}
@@ -94,9 +96,10 @@ class OidcIdentity:
                 return None
             if said.header["alg"] not in self.options.algorithms:
                 raise refused("the token is signed by an algorithm that is not accepted")
-            self._check_signature(token, said, now)
             if audience not in audiences(said.claims):
                 raise refused("the token is meant for somebody else")
+            check_times(said.claims, now, LONGEST_S)  # before the signature, which costs more
+            self._check_signature(token, said, now)
             claims = said.claims
             if len(self._known) >= 4096:
                 self._known.clear()
@@ -258,16 +261,20 @@ class _Keys:
 
     def find(self, kid: str, algorithm: str, now: float) -> Any:
         """The one key of that id which is for that algorithm; an unknown id is looked up once more, not too often."""
-        with self._lock:
-            self._refresh(now, wanted=now - self._at > _REFRESH_S)
-            found = [key for key in self._keys if key.get("kid", "") == kid]
-            if not found:
+        candidates = [key for key in self._keys if key.get("kid", "") == kid]
+        if not candidates or now - self._at > _REFRESH_S:
+            # Only lookups of an unknown key id, or of keys that are due for a refresh, wait for the lock.
+            if not self._lock.acquire(timeout=_WAIT_S if self._keys else -1):
+                raise Unavailable("the identity provider's keys are being read", "try again in a moment")
+            try:
                 self._refresh(now, wanted=True)
-                found = [key for key in self._keys if key.get("kid", "") == kid]
-        if len(found) != 1 or not _fits(found[0], algorithm):
+                candidates = [key for key in self._keys if key.get("kid", "") == kid]
+            finally:
+                self._lock.release()
+        if len(candidates) != 1 or not _fits(candidates[0], algorithm):
             raise refused("no key of the provider fits the token")
         try:
-            return jwt.PyJWK(dict(found[0]), algorithm=algorithm).key
+            return jwt.PyJWK(dict(candidates[0]), algorithm=algorithm).key
         except jwt.PyJWTError as error:
             raise refused("no key of the provider fits the token") from error
 

@@ -62,6 +62,7 @@ from falaj.core.execute import (
     Slot,
     SlotExit,
     Status,
+    launcher_environment,
 )
 from falaj.core.outbox import Facts, last_lines, read_file, read_outbox
 from falaj.core.ports import open_url
@@ -332,7 +333,7 @@ class ProcessExecutor:
         cores = self._choose_cores(attempt, folder)
         slots = [dict(slot) | {"cores": cores.get(slot["index"], [])} for slot in given["slots"]]
         ours = {"folder": folder, "own": not attempt.folder, "slots": slots}
-        ours["cage"] = self._cages.document(attempt, folder)
+        ours |= self._cages.documents(attempt, folder)
         return given | ours | {"rendezvous": {"host": "127.0.0.1", "port": port}}
 
     def _choose_cores(self, attempt: Attempt, folder: str) -> dict[int, list[int]]:
@@ -364,7 +365,7 @@ class ProcessExecutor:
         devices = ",".join(known[index] or str(index) for index in slot.devices)
         cgroup = self._limits.make(attempt.id, slot.index, slot.amounts)
         ours = {"CUDA_VISIBLE_DEVICES": devices} | ({"FALAJ_CGROUP": cgroup} if cgroup else {})
-        return {**self._given, **attempt.env, **attempt.secret_env, **ours}
+        return {**self._given, **launcher_environment(attempt), **ours}
 
     def _status(self, handle: str) -> Status:
         if (attempt := self._known(handle)) is None:

@@ -1,7 +1,8 @@
-"""Whose attempts run in a cage on this machine, what that cage is, and what the machine can enforce of it.
+"""Which attempts run in a sandbox on this machine, what that is, and what the machine can enforce of it.
 
-`sandbox` is "off", "best" (attempts of every tenant but the house's own people, who hold the keys anyway, as far as the
-kernel allows) or "required" (everybody's, wholly, or nothing starts).
+`sandbox` is "off", "best" (all attempts as far as the kernel allows, except those of the only user of an
+embedded folder: core.execute.Attempt.by_owner) or "required" (all attempts, fully, or nothing starts). The profile
+follows from the kind of the attempt, which only services of the platform choose, and from nothing a submitter writes.
 """
 
 import hashlib
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from falaj.core.context import HOUSE
 from falaj.core.errors import Invalid, Unavailable
-from falaj.core.execute import Attempt
+from falaj.core.execute import FEATURE_REPLICA, REPLICAS, Attempt
+from falaj.core.online import tenant_address
+from falaj.core.own_environment import own_environment
 
 CHOICES = ("off", "best", "required")
 OPTIONS = (
@@ -27,6 +29,7 @@ OPTIONS = (
     "platform",
     "online",
     "egress",
+    "services",
     "writable",
     "processes",
     "file_mib",
@@ -37,7 +40,6 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from falaj.worker.cage
 _SOURCES = str(Path(__file__).parents[2])
 _FIRST_UID, _UIDS = 1_879_048_192, 268_435_454
 """Numbers that systemd and the user namespaces of containers leave alone."""
-_REPLICA = ("python", "-m", "falaj.infer")
 _PRIVATE = ("~root", "/home", "/run", "/var/run", "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # nosec B108
 _MIB = 1 << 20
 
@@ -51,11 +53,13 @@ class Powers:
     processes: str
     network: str
     calls: str
+    functions: str
+    """How processes inside isolate functions and parsers of their own (worker/isolated_process.py)."""
 
     @property
     def missing(self) -> tuple[str, ...]:
         """What it cannot."""
-        return tuple(name for name in ("user", "files", "processes", "network", "calls") if not getattr(self, name))
+        return tuple(name for name in self.__slots__ if not getattr(self, name))
 
     @property
     def method(self) -> str:
@@ -68,7 +72,9 @@ def powers(folder: str) -> Powers:
     """For attempts below this folder, whose file system matters too; tried in processes beside us, once."""
     words = [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCES, folder]
     try:
-        done = subprocess.run(words, capture_output=True, timeout=60, check=True)  # noqa: S603  # nosec B603
+        done = subprocess.run(  # noqa: S603  # nosec B603
+            words, env=own_environment(), capture_output=True, timeout=60, check=True
+        )
         found: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         found = {}
@@ -80,6 +86,7 @@ def powers(folder: str) -> Powers:
         "a process namespace" if spaces else "Landlock" if landlock >= 6 else "",
         "a network namespace and a proxy" if spaces else "",
         "seccomp" if found.get("seccomp") else "",
+        "Landlock and seccomp" if found.get("functions") else "",
     )
 
 
@@ -102,43 +109,67 @@ class Cages:
         self._options, self._root = options, root
         check(self._choice, str(root))
 
-    def document(self, attempt: Attempt, folder: str) -> dict[str, Any]:
-        """What the launcher is told; nothing where the attempt runs in no cage."""
-        apart = self._choice == "required" or (self._choice == "best" and attempt.tenant != HOUSE)
-        if not apart or not (method := powers(str(self._root)).method):
+    def documents(self, attempt: Attempt, folder: str) -> dict[str, Any]:
+        """What the launcher is told: the sandbox of the attempt's processes, and that of the launcher's own commands;
+        nothing where the attempt runs without."""
+        if self._choice == "off" or (self._choice == "best" and attempt.by_owner):
             return {}
+        if not (method := powers(str(self._root)).method):
+            raise Invalid(
+                "this machine has neither namespaces nor Landlock, so it cannot sandbox attempts",
+                'run them on another cluster, or accept the risk with sandbox = "off"; see docs/sandbox.md',
+            )
+        profiles = {"cage": self._profile(attempt, folder, method)}
+        if attempt.context.get("stage") or attempt.context.get("after"):
+            profiles["own_sandbox"] = self._shared_profile(attempt, method, "own commands")
+        return profiles
+
+    def _profile(self, attempt: Attempt, folder: str, method: str) -> dict[str, Any]:
+        """The sandbox of an attempt's processes."""
         given: Mapping[str, Any] = attempt.context
-        replica = attempt.command[:3] == _REPLICA
-        folders, ports = self._of_replica(attempt) if replica else ([], [])
+        replica = attempt.kind in REPLICAS
+        readable, services = self._of_replica(attempt) if replica else ([], [])
         writable = [given.get("code"), given.get("checkpoints"), *(given.get("outputs") or {}).values()]
+        return self._shared_profile(attempt, method) | {
+            "listen": attempt.listen if replica else "",
+            "writable": [str(Path(folder, path)) for path in (*writable, *self._words("writable")) if path],
+            "readable": readable,
+            "services": services,
+            "egress": [] if replica else self._words("egress"),
+        }
+
+    def _shared_profile(self, attempt: Attempt, method: str, who: str = "") -> dict[str, Any]:
+        """What holds for the processes of an attempt and for the launcher's own commands alike: each `who` is another
+        user, sees nothing of the platform's, and reaches the platform alone."""
         memory = sum(slot.amounts.get("memory", 0) for slot in attempt.slots)
-        number = int.from_bytes(hashlib.sha256(f"{attempt.tenant} {attempt.job}".encode()).digest()[:8], "big")
+        # The attempt's id is random: no submitter can choose a job's name so that it runs as the user of another's.
+        words = " ".join(filter(None, (attempt.tenant, attempt.id, who)))
+        number = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big")
         return {
             "method": method,
             "uid": _FIRST_UID + number % _UIDS if method == "namespaces" else 0,
-            "network": "listen" if replica else "own",
+            "network": "own",
             "hidden": self._hidden(),
-            "shown": self._shown(attempt, given),
-            "writable": [str(Path(folder, path)) for path in (*writable, *self._words("writable"), *folders) if path],
+            "shown": self._shown(attempt, attempt.context),
             "platform": _address(self._options.get("platform", "")),
-            "ports": ports,
-            "egress": self._words("egress"),
+            "required": self._choice == "required",
             "processes": int(self._options.get("processes", "4096")),
             "file_bytes": int(self._options.get("file_mib", "0")) * _MIB,
             "tmp_bytes": int(self._options.get("tmp_mib", "1024")) * _MIB,
-            "shm_bytes": int(self._options.get("shm_mib", "0") or max(memory, 64)) * _MIB,
+            "shm_bytes": (int(self._options.get("shm_mib", "0")) or max(memory, 64)) * _MIB,
         }
 
-    def _of_replica(self, attempt: Attempt) -> tuple[list[str], list[int]]:
-        """The folders and ports of a server of models: the platform's, and the online store's where it looks features
-        up. That store knows no users, so where the sandbox is required an operator must have named it."""
-        found = [_address(self._options.get("platform", ""))]
+    def _of_replica(self, attempt: Attempt) -> tuple[list[str], list[tuple[str, int]]]:
+        """The folders that a replica reads and the services it connects to: the online features of its own tenant."""
         online = self._options.get("online", "")
-        if self._choice == "required" or '"features"' not in attempt.env.get("FALAJ_PARAM_SERVE", ""):
+        if attempt.kind != FEATURE_REPLICA:
             online = ""
-        folder = online.removeprefix("lmdb:").partition("?")[0] if online.startswith("lmdb:") else ""
-        found += [_address(online, 6379)] if online and not folder else []
-        return [os.path.expanduser(folder)] if folder else [], [one[1] for one in found if one]  # noqa: PTH111
+        online = tenant_address(online, attempt.tenant) if online else ""
+        folder = os.path.expanduser(online.removeprefix("lmdb:")) if online.startswith("lmdb:") else ""  # noqa: PTH111
+        servers = [] if folder else urlsplit(online).netloc.rpartition("@")[2].split(",")
+        addresses = [*(_address(f"//{server}", 6379) for server in servers if server)]
+        addresses += [_address(f"//{word}") for word in self._words("services")]
+        return [folder] if folder and Path(folder).is_dir() else [], [address for address in addresses if address]
 
     def _words(self, name: str) -> list[str]:
         return [word for word in self._options.get(name, "").split(",") if word]
@@ -154,7 +185,9 @@ class Cages:
         inputs = [path for path in (given.get("inputs") or {}).values() if Path(str(path)).is_absolute()]
         everything = {os.path.realpath(path) for path in (*needed, *inputs)}
         hidden = [os.path.realpath(path) for path in self._hidden()]
-        below = {path for path in everything if any(f"{path}/".startswith(f"{one}/") for one in hidden)}
+        # Landlock shows nothing that is not named; the read-only root of namespaces shows what is not hidden.
+        named = powers(str(self._root)).method == "landlock"
+        below = {path for path in everything if named or any(f"{path}/".startswith(f"{parent}/") for parent in hidden)}
         own = os.path.realpath(attempt.folder or self._root / attempt.id)
         return sorted(path for path in below if not path.startswith(f"{own}/") and Path(path).exists())
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 import struct
 import subprocess
@@ -15,6 +14,7 @@ from typing import IO, Any, NamedTuple, cast
 import msgspec
 
 from falaj.core.errors import Unavailable
+from falaj.core.own_environment import own_environment
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from falaj.worker.nursery import main; sys.exit(main())"
 _SOURCES = str(Path(__file__).parents[2])
@@ -98,13 +98,17 @@ class Nursery:
         if self._process is None or self._answers is None or self._process.poll() is not None:
             self.close()
             words = [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCES]
-            bare = {"PATH": os.environ.get("PATH", os.defpath)}
             # Of a socket, and not of a pipe, so many bytes can be waited for at once.
             self._answers, theirs = socket.socketpair()
             self._answers.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE_S, 0))
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603  # nosec B603 - our own interpreter with our own words
-                    words, bufsize=0, stdin=subprocess.PIPE, stdout=theirs.fileno(), env=bare, start_new_session=True
+                    words,
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=theirs.fileno(),
+                    env=own_environment(),
+                    start_new_session=True,
                 )
         return cast(IO[bytes], self._process.stdin), self._answers
 

@@ -43,6 +43,7 @@ from falaj.core.execute import (
     NodeFacts,
     SlotExit,
     Status,
+    launcher_environment,
     meeting_port,
 )
 
@@ -278,7 +279,7 @@ def _orders(attempt: Attempt) -> dict[str, Any]:
     hosts = [{**place, "host": place["node"]} for place in places] if isinstance(places, list) else places
     meeting = {"host": "", "port": meeting_port(attempt.id)}
     context = {"rendezvous": meeting, **attempt.context, "slots": hosts, "folder": ""}
-    return {"slots": slots, "context": context, "env": {**attempt.env, **attempt.secret_env}}
+    return {"slots": slots, "context": context, "env": launcher_environment(attempt)}
 
 
 def _status(handle: str, job: Mapping[str, Any]) -> Status:

@@ -48,7 +48,7 @@ class SlotActor:
         # The launcher goes when we go; it takes its processes along.
         parent = ctypes.CDLL(None)
         self._process = subprocess.Popen(  # noqa: S603  # nosec B603: our own launcher, and no shell
-            [sys.executable, "falaj-worker.pyz", "-", str(index)],
+            [sys.executable, "-I", "falaj-worker.pyz", "-", str(index)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -41,6 +41,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from falaj.backends.redis_reach import Cluster, OneServer, Reach, pieces
+from falaj.backends.redis_readers import admit_reader, dismiss_reader, reader_address
 from falaj.backends.redis_wire import SocketWire, TlsWire, Wire
 from falaj.core.credential import credential
 from falaj.core.errors import FalajError, Invalid, Unavailable
@@ -50,8 +51,8 @@ from falaj.core.online import checked, space_bytes
 BUCKETS = 4096
 _PAGE = 64
 _PIPELINE_ROWS = 3200
-_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
-_OPTIONS = {"prefix", "password", "ca", "wait_s", "chunk", "connections", "cluster", "socket"}
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,200}", re.ASCII)
+_OPTIONS = {"prefix", "password", "ca", "wait_s", "chunk", "connections", "cluster", "socket", "readonly"}
 _SEED = b"*"
 _EXAMPLE = "for example rediss://falaj@redis.example:6379/0?password=env:REDIS_PASSWORD"
 # Strings in Lua compare by the server's locale, so ranks are compared as numbers of 32 bits.
@@ -133,7 +134,8 @@ _NAMES = {script: hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest
 
 class RedisOnline:
     """Options, also in the address: `prefix`, `password` (env:NAME or file:/path), `ca`, `wait_s`, `chunk`
-    (rows a script call), `connections` (at most, for this process and each server), `cluster` (yes), `socket` (a path).
+    (rows a script call), `connections` (at most, for this process and each server), `cluster` (yes), `socket` (a path),
+    `readonly` (never writes; its user needs no right to).
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -142,7 +144,7 @@ class RedisOnline:
         if not _PREFIX.fullmatch(prefix):
             raise Invalid("this is no prefix for keys in Redis", "use letters, digits, and _ . : -")
         self._heads = [f"{prefix}{{{bucket:03x}}}".encode() for bucket in range(BUCKETS)]
-        self._prefix = prefix.encode()
+        self._prefix, self._url = prefix.encode(), url
         self._chunk = max(1, int(asked.get("chunk", "200")))
         self._reach = _reach(url, asked, self._heads)
         self._kept = False
@@ -243,6 +245,16 @@ class RedisOnline:
             return None
         return cast(bytes | None, mark)
 
+    def admit_reader(self, password_digest: str) -> str:
+        """The address at which a user of Redis who can only read this prefix signs in; creates that user."""
+        with self._clear_errors():
+            return reader_address(self._url, admit_reader(self._reach, self._prefix.decode(), password_digest))
+
+    def dismiss_reader(self, password_digest: str) -> None:
+        """Remove the password; connections that signed in with it stay until they end."""
+        with self._clear_errors():
+            dismiss_reader(self._reach, self._prefix.decode(), password_digest)
+
     def close(self) -> None:
         """Close every connection."""
         self._closed = True
@@ -334,7 +346,8 @@ def _reach(url: str, asked: Mapping[str, str], heads: Sequence[bytes]) -> Reach:
         tls = {"ssl_cert_reqs": "required", "ssl_check_hostname": True, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
         tls |= {"ssl_ca_certs": asked["ca"]} if "ca" in asked else {}
     if "password" in asked:
-        more |= {"username": parts.username, "password": credential(asked["password"], "password")}
+        user = unquote(parts.username) if parts.username else None
+        more |= {"username": user, "password": credential(asked["password"], "password")}
     most = {"max_connections": int(asked.get("connections", "32"))}
     kind: Any = TlsWire if tls else Wire
 

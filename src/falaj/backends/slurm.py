@@ -36,6 +36,7 @@ from falaj.core.execute import (
     NodeFacts,
     SlotExit,
     Status,
+    launcher_environment,
     meeting_port,
 )
 from falaj.core.outbox import Facts, last_lines, read_file, read_outbox
@@ -181,7 +182,7 @@ class SlurmExecutor:
         facts = {name: node_facts(nodes[name], ()) for name in {slot.node for slot in attempt.slots}}
         models = {name: fact.devices[0].model for name, fact in facts.items() if fact.devices}
         named = {name: "" if model == "gpu" else model for name, model in models.items()}
-        launcher = [self._python, "falaj-worker.pyz"] if attempt.launcher else [self._python, "-m", "falaj.worker"]
+        launcher = [self._python, "-I", *(("falaj-worker.pyz",) if attempt.launcher else ("-m", "falaj.worker"))]
         _write(folder, "context.json", json.dumps({**_context(attempt, hosts), "cage": self._cage}))
         _write(folder, "slurm.sh", script.batch(attempt, named))
         _write(folder, "slurm-slot.sh", script.slot_script(attempt, launcher, hosts[attempt.slots[0].node]))
@@ -189,7 +190,7 @@ class SlurmExecutor:
             _write(folder, "falaj-worker.pyz", attempt.launcher)
         if os.geteuid() == 0 and owner.pw_uid != 0:
             _give(folder, str(attempt.context.get("checkpoints", "")), owner.pw_uid, owner.pw_gid)
-        about = {"HOME": owner.pw_dir, "USER": user, "LOGNAME": user, **attempt.env, **attempt.secret_env}
+        about = {"HOME": owner.pw_dir, "USER": user, "LOGNAME": user, **launcher_environment(attempt)}
         words = script.words(attempt, named)
         said = self._site.ask("sbatch", "--parsable", *words, str(folder / "slurm.sh"), user=user, env=about)
         return said.strip().partition(";")[0]

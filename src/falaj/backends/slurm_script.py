@@ -11,7 +11,7 @@ from pathlib import Path
 
 from falaj.backends.slurm_site import MARK
 from falaj.core.errors import Invalid
-from falaj.core.execute import Attempt, Slot
+from falaj.core.execute import Attempt, Slot, launcher_environment
 
 OPTIONS = ("partition", "account", "qos", "reservation", "constraint", "licenses", "exclude", "nice", "tmp")
 GIVEN = ("PATH", "LC_ALL", "HOME", "USER", "LOGNAME")
@@ -151,7 +151,7 @@ def slot_script(attempt: Attempt, launcher: Sequence[str], host: str) -> str:
 def _shared(attempt: Attempt) -> Iterator[str]:
     yield from (f"--job-name={attempt.id}", f"--comment={MARK}{attempt.id}", "--no-requeue", "--open-mode=append")
     yield from (f"--chdir={attempt.folder}", f"--output={attempt.folder}/slurm.log".replace("%", "%%"))
-    yield f"--export={','.join((*GIVEN, *attempt.env, *attempt.secret_env))}"
+    yield f"--export={','.join((*GIVEN, *launcher_environment(attempt)))}"
     if attempt.limit_s:
         # The launcher ends the slot at the limit itself; this is for one that hangs.
         yield f"--time={-(-(attempt.limit_s + attempt.grace_s) // 60)}"

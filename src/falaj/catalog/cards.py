@@ -32,10 +32,10 @@ class _Told(msgspec.Struct):
 
 def make_card(path: Path, metrics: Mapping[str, float], params: Mapping[str, str], command: str) -> Card:
     """The card of the model that lies at `path`; what is said here goes before what its card.json says."""
-    from falaj.content.formats import inspect
+    from falaj.catalog.model_parser import inspect_isolated
 
     told = _read(path / FILE) if path.is_dir() else _Told()
-    looked = inspect(path)
+    looked = inspect_isolated(path)
     words, measured = command or told.command, {**told.metrics, **metrics}
     for name, value in measured.items():
         if not math.isfinite(value):
@@ -95,7 +95,7 @@ def _read(file: Path) -> _Told:
         raise Invalid(f"{FILE} has {file.stat().st_size} bytes", f"a card has at most {MOST_BYTES}")
     try:
         return msgspec.json.decode(file.read_bytes(), type=_Told)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         hint = 'for example {"metrics": {"auc": 0.93}, "params": {"depth": 6}, "command": "python train.py"}'
         raise Invalid(f"{FILE} cannot be read: {error}", hint) from error
 

@@ -12,6 +12,8 @@ from falaj.core.ref import Ref
 class Named:
     """A name, with or without versions."""
 
+    STRUCTURE: ClassVar = ("ref", "newest", "count", "aliases", "author", "made_at", "changed_at")
+    MARKER: ClassVar = "about"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "newest", "count", "aliases", "about")
 
     ref: Ref
@@ -31,6 +33,8 @@ class Named:
 class NamedPage:
     """Some names and the cursor of the next page, empty at the end."""
 
+    STRUCTURE: ClassVar = ("names", "next")
+
     names: tuple[Named, ...]
     next: str = ""
 
@@ -38,6 +42,8 @@ class NamedPage:
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What stays although it should go, and why."""
+
+    STRUCTURE: ClassVar = ("ref", "why", "do")
 
     ref: Ref
     why: str
@@ -49,6 +55,8 @@ class Kept:
 class Binding:
     """What an alias meant, from when to when, and who saw to it."""
 
+    STRUCTURE: ClassVar = ("alias", "ref", "since", "until", "by", "how", "approval", "approved_by")
+    MARKER: ClassVar = "why"
     COLUMNS: ClassVar[tuple[str, ...]] = ("alias", "ref", "since", "until", "by", "approved_by", "how", "why")
 
     alias: str
@@ -69,6 +77,8 @@ class Binding:
 class Evidence:
     """One rule of a gate and what was found."""
 
+    STRUCTURE: ClassVar = ("rule", "passed")
+
     rule: str
     passed: bool
     found: str
@@ -78,6 +88,8 @@ class Evidence:
 class Promotion:
     """Where the wish to bring a version into a stage stands."""
 
+    STRUCTURE: ClassVar = ("ref", "stage", "state", "next", "evidence", "approval", "digest", "before", "until", "ok")
+    MARKER: ClassVar = "why"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "stage", "state", "why", "next")
 
     ref: Ref
@@ -114,6 +126,8 @@ class GateRules:
 class Attestation:
     """What somebody found out about a version: a bias test, a scan, a benchmark. Never changed once it is written."""
 
+    STRUCTURE: ClassVar = ("ref", "of", "kind", "passed", "author", "at")
+    ABOUT: ClassVar = "of"
     COLUMNS: ClassVar[tuple[str, ...]] = ("kind", "passed", "author", "at", "metrics", "facts")
 
     ref: Ref

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from falaj.catalog.shelf import Shelf, nearest, tree_of
 from falaj.core.context import Context
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What the platform found in the files of a model."""
+
+    STRUCTURE: ClassVar = ("ref", "format", "code_bearing", "ok")
 
     ref: Ref
     format: str
@@ -94,8 +96,7 @@ def look_into(tree: Tree, fetch: "Fetch", files: Mapping[str, str] | None) -> Fo
     import tempfile
 
     from falaj.catalog.cards import hash_files
-    from falaj.catalog.mlmodel import read_mlmodel
-    from falaj.content.formats import inspect
+    from falaj.catalog.model_parser import ParsedModel, inspect_isolated, parse_model
     from falaj.snapshot.checkout import checkout
     from falaj.snapshot.read import Snapshot
 
@@ -104,13 +105,14 @@ def look_into(tree: Tree, fetch: "Fetch", files: Mapping[str, str] | None) -> Fo
         folder = Path(home) / "model"
         checkout(Snapshot(tree, fetch), folder)
         there = hash_files(folder) if files is None or files else {}
-        said = read_mlmodel(folder) if files is None else ({}, {})
         try:
-            found = inspect(folder)
+            parsed = parse_model(folder) if files is None else ParsedModel(inspect_isolated(folder))
         except (Invalid, Corrupt) as error:
-            told = Found("other", True, (error.message[:500],), ok=False)
-        else:
-            wrong = bool(files) and files != there
-            reasons = ("its files are not those that were signed",) if wrong else tuple(found.reasons)
-            told = Found(found.format, found.code_bearing or wrong, reasons, not wrong)
-    return replace(told, files=there, signature=said[0], environment=said[1]) if files is None else told
+            digests = there if files is None else {}
+            return Found("other", True, (error.message[:500],), ok=False, files=digests)
+    found, wrong = parsed.inspected, bool(files) and files != there
+    reasons = ("its files are not those that were signed",) if wrong else tuple(found.reasons)
+    finding = Found(found.format, found.code_bearing or wrong, reasons, not wrong)
+    if files is not None:
+        return finding
+    return replace(finding, files=there, signature=parsed.signature, environment=parsed.environment)

@@ -9,7 +9,7 @@ from falaj.core.errors import Conflict, Denied, FalajError
 from falaj.core.label import Label
 from falaj.core.permit import Permit
 from falaj.core.ref import Ref
-from falaj.govern.guard import Residency
+from falaj.govern.viewing import Residency
 from falaj.store.ledger import Ledger
 from falaj.store.loop import Turn
 

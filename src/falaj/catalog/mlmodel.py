@@ -65,6 +65,6 @@ def _part(told: Mapping[str, Any], *path: str) -> str | None:
 
 
 def _json(text: str | None) -> Any:
-    with suppress(msgspec.MsgspecError, RecursionError):
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
         return msgspec.json.decode(text) if text else None
     return None

@@ -50,7 +50,7 @@ class Names(Shelf):
             kept = _tagged(body.get("tags", {}), tags, drop)
             said = body.get("about", "") if about is None else about
             head = self._write_head(tx, name, {"about": said, "tags": kept}, ctx.now())
-            tx.emit("catalog.describe", head.ref, about=said[:500], tags=len(kept))
+            tx.emit("catalog.describe", head.ref, message=said[:500], tags=len(kept))
         return as_named(head)
 
     @verb(reads=("name",), heads=("name",))

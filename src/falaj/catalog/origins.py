@@ -1,6 +1,6 @@
 """Origins: where a version came from, who had a hand in it, and what was made from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -14,6 +14,7 @@ from falaj.core.errors import FalajError, Invalid
 from falaj.core.event import Event
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.core.withhold import withhold_values
 from falaj.store.ledger import Reader
 from falaj.store.records import Record
 
@@ -49,7 +50,8 @@ class Origins(Shelf):
         """Tell where a version came from: data, code, environment, parameters, metrics, run, people; and who uses it.
 
         `slsa` is an in-toto statement with SLSA provenance, `cyclonedx` a bill of materials with a model card, `svg`
-        and `dot` draw the lineage. What you may not see is shown as hidden.
+        and `dot` draw the lineage. What you may not see is shown as hidden. Parameters, metrics, texts and paths
+        of files of a labelled version are left out where you may not read it.
 
         Example:
             falaj catalog provenance model:fraud/scorer@v7 --form cyclonedx > bom.json
@@ -63,13 +65,17 @@ class Origins(Shelf):
             record = tx.need(self._pinned(tx, name))
             version = as_version(record, self._aliases(tx, name))
             sees = sight(self._ledger, ctx, record.ref)
-            origins = tuple(self._origin(tx, role, ref, sees) for role, ref in _inputs(version).items())
+            marker = ctx.withheld(record)
+            used = _unnamed(_inputs(version)) if marker else _inputs(version)
+            origins = tuple(self._origin(tx, role, ref, sees) for role, ref in used.items())
         signed, key = _signature(record)
+        if marker:
+            version = _without_values(version, marker)
         told = Provenance(
             covered(version, sees),
             origins,
             self._deeds(ctx, record.ref),
-            record.body.get("files", {}),
+            {} if marker else record.body.get("files", {}),
             signed,
             key,
             around(self._ledger, ctx, record.ref),
@@ -91,6 +97,20 @@ class Origins(Shelf):
         ]
         deeds = [deed for fact in facts if (deed := _deed(fact.event)) is not None]
         return tuple(sorted(deeds, key=lambda deed: deed.at))
+
+
+def _without_values(version: Version, marker: str) -> Version:
+    """A version with the structure of it alone, and the packages that its publisher's machine had."""
+    shown: Version = withhold_values(version, marker)
+    if version.card is None or shown.card is None or version.author.startswith("run."):
+        return shown
+    return replace(shown, card=replace(shown.card, environment=version.card.environment))
+
+
+def _unnamed(inputs: Mapping[str, Ref]) -> dict[str, Ref]:
+    """Inputs without the names of their roles, which the publisher chose and which may repeat values."""
+    kept = ("code", "run")
+    return {role if role in kept else f"input {number}": ref for number, (role, ref) in enumerate(inputs.items(), 1)}
 
 
 def _inputs(version: Version) -> dict[str, Ref]:

@@ -19,6 +19,8 @@ STAGES = ("experiment", "staging", "production", "retired", "destroyed")
 class Code:
     """The program that made a model: where it came from, and the version of it that we keep."""
 
+    STRUCTURE: ClassVar = ("ref", "commit")
+
     ref: Ref | None = None
     commit: str = ""
     remote: str = ""
@@ -29,6 +31,8 @@ class Code:
 @dataclass(frozen=True, slots=True)
 class Card:
     """What a model version is made of, beside its files."""
+
+    STRUCTURE: ClassVar = ("format", "code_bearing", "code", "run")
 
     format: str = ""
     """safetensors, onnx, skops, xgboost, lightgbm, …; see content/formats.py."""
@@ -61,6 +65,11 @@ class Facts:
 class Version:
     """One version of a dataset, a model or a program."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "root", "num_files", "size_bytes", "stage", "label", "zones", "author", "made_at", "aliases", "table",
+        "card", "pinned", "signed", "state", "deleted_by", "deleted_at",
+    )  # fmt: skip
+    MARKER: ClassVar = "message"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "stage", "aliases", "num_files", "size_bytes", "made_at", "message")
 
     ref: Ref
@@ -85,10 +94,17 @@ class Version:
     deleted_by: str = ""
     deleted_at: float = 0.0
 
+    @property
+    def structure(self) -> frozenset[str]:
+        """Code that reads labelled data can name columns after it: of what a job made, the columns are values too."""
+        return frozenset(self.STRUCTURE) - ({"table"} if self.author.startswith("run.") else set())
+
 
 @dataclass(frozen=True, slots=True)
 class VersionPage:
     """Some versions and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("versions", "next")
 
     versions: tuple[Version, ...]
     next: str = ""

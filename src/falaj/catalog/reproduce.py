@@ -116,7 +116,9 @@ def make_exact(recorded: Mapping[str, str], folder: Path) -> Path:
     for words in ([sys.executable, "-m", "venv", str(folder)], [str(python), *pip] if lock else []):
         if not words:
             continue
-        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603  # nosec B603
+        done = subprocess.run(  # noqa: S603  # nosec B603 - on the caller's machine, with the caller's settings of pip
+            words, env=dict(os.environ), capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise Unavailable("the recorded environment cannot be made here", done.stderr.strip()[-_TAIL:])
     return python

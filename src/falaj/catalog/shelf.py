@@ -150,7 +150,7 @@ class Shelf:
     def _numbered(self, tx: Reader, ctx: Context, name: Ref, after: str, limit: int) -> tuple[list[Record], str]:
         """The versions of one name that stand, the newest first; the cursor is the number of the last one."""
         head = tx.get(name)
-        top = head.body["count"] + 1 if head else 0
+        top = head.body.get("count", 0) + 1 if head else 0  # a record of another kind has no versions
         below = min(_after(after, limit) or top, top)
         found, more = self._page(tx, ctx, (name.kind, name.project, name.name), {"live": "yes"}, "", _MOST_SORTED)
         live = iter(sorted((one for one in found if _number(one) < below), key=_number, reverse=True))

@@ -32,18 +32,7 @@ GLOBALS = {"--at": "ADDRESS", "--as": "NAME", "--ca": "FILE", "--json": "", "--p
 def main(argv: list[str] | None = None) -> int:
     """Run one command; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and split(arguments)[1] not in (*COMMANDS, "", "help"):
-        try:
-            code = _called(arguments)
-        except KeyboardInterrupt:
-            return 130
-        if code is not None:
-            return code
-    return carry_out(arguments, alone=argv is None)
-
-
-def carry_out(arguments: list[str], *, alone: bool) -> int:
-    """Run it in this process. `alone`: the process is ours, and ends here."""
+    alone = argv is None  # the process is ours, and ends with the command
     gc.disable()  # what is loaded stays: searching it for garbage while it is loaded finds none
     try:
         code = _run(arguments, alone=alone)
@@ -58,15 +47,6 @@ def carry_out(arguments: list[str], *, alone: bool) -> int:
     if alone:
         _leave(code)
     return code
-
-
-def _called(arguments: list[str]) -> int | None:
-    """Have it run by the steward that a platform of this user keeps; None where there is none."""
-    try:
-        from falaj.cli.call import call
-    except ImportError:  # a system whose sockets do not say who is at the other end
-        return None
-    return call(arguments)
 
 
 def _leave(code: int) -> None:

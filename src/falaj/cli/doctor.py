@@ -81,7 +81,7 @@ def house(settings: Settings) -> Iterator[Finding]:
                 "" if good else f"check the setting `{_SETTING.get(name, name)}`",
             )
         here = Platform(opened, opened.owner())
-        for check in (_sealing, _unfinished, _clock):
+        for check in (_sealing, _unfinished, _clock, _unsandboxed):
             yield _tried(check, here)
     finally:
         opened.close()
@@ -133,6 +133,17 @@ def _clock(here: Any) -> Finding:
             "clock", BAD, f"the log is {ahead:.0f} s ahead of this machine", "set the clock: timedatectl set-ntp true"
         )
     return Finding("clock", GOOD, time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
+
+
+def _unsandboxed(here: Any) -> Finding:
+    """Whose jobs run without a sandbox on this machine."""
+    from falaj.fleet.sandbox import UNSANDBOXED
+
+    exposed = {cluster.name: cluster.unsandboxed for cluster in here.clusters.list() if cluster.unsandboxed}
+    if not exposed:
+        return Finding("jobs", GOOD, "all jobs on this machine run in a sandbox")
+    words = "; ".join(f"{name}: {UNSANDBOXED[who]}" for name, who in exposed.items())
+    return Finding("jobs", WARN, words, 'set sandbox = "required" to sandbox all jobs; see docs/sandbox.md')
 
 
 def _space(home: Path) -> Finding:

@@ -39,12 +39,13 @@ class Login:
 
 
 def login(frame: Frame, arguments: list[str]) -> int:
-    """`falaj login URL`: with the identity provider in a browser, or with a token."""
+    """`falaj login URL`: with the identity provider in a browser, with an enrolment code, or with a token."""
     from falaj.cli.parsing import Parser, read
 
     parser = Parser(prog="falaj login", description="Sign in to a platform and remember it.")
     parser.add_argument("address", metavar="URL", help="for example https://falaj.bank.example")
     parser.add_argument("--token", action="store_true", help="ask for a token even where a browser could be used")
+    parser.add_argument("--code", default="", help="redeem an enrolment code; - reads it from standard input")
     frame, found = read(frame, parser, arguments)
     if not found.address.startswith(("http://", "https://")):
         raise Invalid("only a URL needs a login", "a folder on this machine is yours already: falaj --at FOLDER status")
@@ -53,15 +54,19 @@ def login(frame: Frame, arguments: list[str]) -> int:
     ca = str(Path(frame.ca).expanduser().resolve()) if frame.ca else ""
     with RemotePlatform(found.address, ca=ca) as there:
         how, address = there.get("/v1/login"), there.address
-    if how.get("provider") and not found.token and not os.environ.get("FALAJ_TOKEN"):
+        issued = there.people.enroll(_read_code(found.code)) if found.code else None
+    if issued is not None:
+        login = Login(address, frame.name, issued.token, ca)
+        remember(login)  # the code is spent: the token must not be lost to a failure below
+    elif how.get("provider") and not found.token and not os.environ.get("FALAJ_TOKEN"):
         from falaj.cli.browser import signed_in
 
-        made = signed_in(Login(address, frame.name, ca=ca, provider=how["provider"]))
+        login = signed_in(Login(address, frame.name, ca=ca, provider=how["provider"]))
     else:
-        made = Login(address, frame.name, _ask_token(), ca)
-    with RemotePlatform(address, token=made.token, ca=ca) as there:
+        login = Login(address, frame.name, _ask_token(), ca)
+    with RemotePlatform(address, token=login.token, ca=ca) as there:
         there.get("/ready")  # a token that nobody knows is not worth keeping
-    remember(made)
+    remember(login)
     sys.stdout.write(f"signed in to {address}\n")
     return 0
 
@@ -124,6 +129,10 @@ def _save(logins: list[Login]) -> None:
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump({"logins": [asdict(one) for one in logins]}, file, indent=1)
     beside.replace(path)
+
+
+def _read_code(given: str) -> str:
+    return sys.stdin.readline().strip() if given == "-" else given
 
 
 def _ask_token() -> str:

@@ -34,8 +34,22 @@ def status(frame: Frame, arguments: list[str]) -> int:
     if replicas:
         seen = Counter(f"{one['version']} ({one['role']})" for one in replicas)
         found["replicas"] = ", ".join(f"{count} of {name}" for name, count in sorted(seen.items()))
+    found |= _warnings(here)
     put(found, as_json=frame.as_json)
     return 0 if all(state.values()) else 8
+
+
+def _warnings(here: Any) -> dict[str, str]:
+    """Whose jobs run without a sandbox, where one may know."""
+    from falaj.fleet.sandbox import UNSANDBOXED
+
+    try:
+        clusters = here.clusters.list()
+    except (AttributeError, FalajError):
+        return {}
+    return {
+        f"WARNING ({cluster.name})": UNSANDBOXED[cluster.unsandboxed] for cluster in clusters if cluster.unsandboxed
+    }
 
 
 def _who(here: Any) -> dict[str, Any]:
@@ -60,11 +74,16 @@ def env(frame: Frame, arguments: list[str]) -> int:
     frame, found = read(frame, parser, arguments)
     address, token, ca = frame.login()
     settings = _settings(frame)
+    triton = ""  # of a remote platform only its endpoints say where the gateway is
     if not address.startswith(("http://", "https://")):
         local = Path(settings.home) / "tls" / "ca.pem"
         ca = ca or (str(local) if local.exists() else "")
-        address = f"{'https' if ca or settings.tls.cert else 'http'}://{settings.listen}"
-    exports = {"FALAJ_URL": address, "MLFLOW_TRACKING_URI": address, "TRITON_URL": f"{address}/infer"}
+        scheme = "https" if ca or settings.tls.cert else "http"
+        address = f"{scheme}://{settings.listen}"
+        triton = settings.gateway_url.rstrip("/") or (f"{scheme}://{settings.gateway}" if settings.gateway else "")
+    exports = {"FALAJ_URL": address, "MLFLOW_TRACKING_URI": address}
+    if triton:
+        exports["TRITON_URL"] = triton
     if found.token:
         if not token:
             raise Unauthenticated("there is no token to print", "falaj login, or set FALAJ_TOKEN")
@@ -77,6 +96,8 @@ def env(frame: Frame, arguments: list[str]) -> int:
             "# export FALAJ_TOKEN=...  (from `falaj up` at first start, or: falaj env --token)",
             'export MLFLOW_TRACKING_TOKEN="$FALAJ_TOKEN"',
         ]
+    if not triton:
+        lines.append("# for Triton clients: falaj serve url ENDPOINT shows the gateway's address")
     lines.append('# curl -H "Authorization: Bearer $FALAJ_TOKEN" "$FALAJ_URL/ready"')
     if frame.as_json:
         put(exports, as_json=True)

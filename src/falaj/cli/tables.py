@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from falaj.core.finding import Finding
 
 Row = list[str]
-_MOMENTS = frozenset({"at", "expires", "asked", "until", "since", "started", "ended", "due", "received"})
+_MOMENTS = frozenset(
+    {"at", "expires", "asked", "until", "since", "started", "ended", "due", "received", "enrolled", "renewable_until"}
+)
 _LONG = 200
 """So much of a value a table of many shows in a terminal; --json, a pipe and a single record show all of it."""
 _MANY = 30

@@ -46,7 +46,8 @@ def up(frame: Frame, arguments: list[str]) -> int:
     from falaj.platform import House, load_settings
 
     set_up(found.log)
-    settings = load_settings(home)
+    # What the flag says is a fact of the installation: whose jobs are sandboxed depends on who can reach it.
+    settings = load_settings(home, {"listen": found.listen} if found.listen else {})
     house = House(settings)
     try:
         token = house.bootstrap()
@@ -66,31 +67,11 @@ def up(frame: Frame, arguments: list[str]) -> int:
                 webbrowser.open(link)
 
         grpc = _grpc(house, found.grpc or settings.grpc, found.tls)
-        with _steward(settings), grpc, _gateway(house, found.tls) as leave:
+        with grpc, _gateway(house, found.tls) as leave:
             serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready, on_leave=leave, face=face)
     finally:
         house.close()
     return 0
-
-
-@contextmanager
-def _steward(settings: Any) -> Iterator[None]:
-    """Who runs the commands of this user, from when we stand; it ends by itself when we have."""
-    if not (settings.steward and settings.embedded and hasattr(os, "pidfd_open")):
-        yield
-        return
-    import subprocess  # nosec B404 - our own program, no shell
-
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    command = [sys.executable, *flags, "-m", "falaj.cli.steward"]
-    # Python looks for modules in the folder that a program is started in: let it be one where nobody keeps any.
-    streams = {"cwd": "/", "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    ours, line = os.pipe()  # closed by the kernel, should we be killed
-    with open(line, "wb", buffering=0):  # noqa: PTH123
-        child = subprocess.Popen(command, stdin=ours, **streams)  # type: ignore[call-overload]  # noqa: S603 # nosec B603
-        os.close(ours)
-        yield
-    child.poll()
 
 
 @contextmanager

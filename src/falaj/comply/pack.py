@@ -151,7 +151,8 @@ def _logged(tally: Tally) -> dict[str, Rows | None]:
         "rotations.jsonl": tally.rows("keys.rotate", "keys.retire", "keys.end"),
         "drills.jsonl": [row for row in tally.rows("store.drill") if "phase" not in row["body"]],
         "accounts.jsonl": tally.rows(
-            "people.add", "people.change", "people.suspend", "people.remove", "people.revoke", "audit.answer"
+            *("people.add", "people.change", "people.suspend", "people.remove", "people.revoke", "audit.answer"),
+            *("people.code", "people.enroll", "people.enroll-again", "people.reset", "people.trust"),
         ),
     }
 

@@ -17,6 +17,7 @@ KEPT = (
     *("guard.deny", "store.copy", "catalog.copy", "catalog.carry", "serve.pack", "zones.revoke", "zones.lower"),
     *("catalog.promote", "catalog.rollback", "keys.rotate", "keys.retire", "keys.end", "store.drill", "audit.answer"),
     *("people.add", "people.change", "people.suspend", "people.remove", "people.revoke", "serve.rollback"),
+    *("people.code", "people.enroll", "people.enroll-again", "people.reset", "people.trust"),
 )
 """Acts whose every event is put into the evidence as rows."""
 _VERB, _RULES, _AT = b',"verb":"', b',"rules":[', b',"at":'

@@ -25,14 +25,17 @@ from falaj.console.page import ROOT, Data, File, Made, Page, Route
 from falaj.console.pages import ROOMS, find, maker, routes
 from falaj.console.provider import CALLBACK, Provider
 from falaj.console.refused import opaque_page, refused
-from falaj.console.session import Header, Sessions, look_of
-from falaj.console.sign_in import moved, sign_in
+from falaj.console.session import Header, look_of
+from falaj.console.session_store import SessionStore
+from falaj.console.sign_in import enrolled, moved, sign_in
 from falaj.console.view import Here, Look, View
 from falaj.console.words import LANGUAGES, Words, words
-from falaj.core.errors import FalajError, Invalid, NotFound, Unauthenticated
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
 from falaj.core.stream import Stream
 from falaj.core.verb import Verb
+from falaj.govern.enrolment import CODE_PREFIX
+from falaj.govern.people import GUEST
 
 HTML = b"text/html; charset=utf-8"
 FORM = b"application/x-www-form-urlencoded"
@@ -65,9 +68,10 @@ class Console:
     def __init__(self, app: App) -> None:
         house = app.house
         self._app, self._house = app, house
-        self.sessions = Sessions(house.authenticate, house.owner)
+        self.sessions = SessionStore(house)
         self._provider, self._live = Provider(house), Live(app)
-        app.gate.shown, app.gate.whois = session.shown, self.sessions.whois
+        app.gate.session_id = lambda ask: session.session_id(ask, self._secure(ask))
+        app.gate.session_actor = self.sessions.find_actor
         self._open = {
             ("GET", "sign-in"): self._sign_in_page,
             ("POST", "sign-in"): self._sign_in,
@@ -82,7 +86,7 @@ class Console:
 
     def invitation(self, url: str) -> str:
         """The address that lets whoever runs this process in, once."""
-        return f"{url}{ROOT}/sign-in?code={self.sessions.invite()}"
+        return f"{url}{ROOT}/sign-in?code={self.sessions.create_link_code()}"
 
     def warm(self) -> None:
         """Load what pages are made of while nobody waits for one: the first reader should not."""
@@ -163,13 +167,13 @@ class Console:
         """What stands around an outcome or an error, which have no address of their own."""
         look = look_of(ask)
         here = Here(self._house, ask.caller, look.purpose)
-        return View(here, look, words(look.lang, look.indic), "", {}, {}, session.form_key(ask.token))
+        return View(here, look, words(look.lang, look.indic), "", {}, {}, session.form_key(ask.session))
 
     async def _post(self, ask: Ask, path: str) -> Answer | None:
         form = await self._form(ask)
         if path == f"{ROOT}/sign-out":
             session.check_origin(ask)
-            self.sessions.forget(ask.token)
+            (await self._app.lanes.outside(self.sessions.end, ask.session, ask.caller)).unwrap()
             self._app.gate.forget()
             return self._redirect(f"{ROOT}/sign-in", session.end(ask, self._secure(ask)))
         pieces = path[len(ROOT) + 1 :].split("/")
@@ -177,7 +181,7 @@ class Console:
             return await self._answered(ask, form)
         if (pieces[0], len(pieces)) not in (("do", 3), ("make", 2)):
             raise NotFound("there is nothing to do at this address", "load the page again")
-        session.check_form(ask, ask.token, form.get(KEY, ""))
+        session.check_form(ask, ask.session, form.get(KEY, ""))
         if pieces[0] == "make":
             return await self._make(ask, maker(pieces[1]), _inside(form.get(BACK, ROOT)))
         return await self._do(ask, pieces[1], verb_for(pieces[1], pieces[2]), form)
@@ -198,7 +202,7 @@ class Console:
         view, route = self._view(ask, form)
         if not route.takes:
             raise NotFound("there is nothing to do at this address", "load the page again")
-        session.check_form(ask, ask.token, form.get(KEY, ""))
+        session.check_form(ask, ask.session, form.get(KEY, ""))
         ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
         self._app.unhurried(60)
         made: Page = (await self._app.lanes.outside(self._made, route.make, view, ctx.request)).unwrap()
@@ -212,7 +216,7 @@ class Console:
         name = _file_name(form.get(NAME) or f"falaj-{desk}-{verb.name}")
         outlet = Outlet(ask.send, ask.receive, ctx.request, name=name)
         try:
-            found = await self._app.lanes.outside(self._called, desk, verb, ctx, form, outlet)
+            result = await self._app.lanes.streaming(ctx.actor, self._called, desk, verb, ctx, form, outlet)
         finally:
             outlet.close()
         if desk == "people":
@@ -220,16 +224,16 @@ class Console:
         if outlet.started:
             return None
         view = self._around(ask)
-        if found.error is not None:
-            if not isinstance(found.error, FalajError):
-                raise found.error
-            return self._redirect(back, session.flash("bad", _told(view.t, found.error), self._secure(ask)))
+        if result.error is not None:
+            if not isinstance(result.error, FalajError):
+                raise result.error
+            return self._redirect(back, session.flash("bad", _told(view.t, result.error), self._secure(ask)))
         if form.get(SHOW):
-            tell = partial(outcome, title=f"{desk} {verb.name}", value=found.value, back=back)
+            tell = partial(outcome, title=f"{desk} {verb.name}", value=result.value, back=back)
             page: Page = (await self._app.lanes.outside(self._made, tell, view, ctx.request)).unwrap()
             return self._html(200, whole(view, page), ctx.request)
         done = view.t("console.did", what=f"{desk} {verb.name.replace('_', ' ')}")
-        return self._redirect(back, session.flash(*_came(view.t, found.value, str(done)), self._secure(ask)))
+        return self._redirect(back, session.flash(*_came(view.t, result.value, str(done)), self._secure(ask)))
 
     def _made(self, make: Callable[[View], Any], view: View, request: str) -> Any:
         """What the page's function gives, with all it asked recorded by one commit before anything of it leaves."""
@@ -254,16 +258,42 @@ class Console:
     async def _sign_in(self, ask: Ask) -> Answer:
         session.check_origin(ask)
         form, secure, look = await self._form(ask), self._secure(ask), look_of(ask)
+        if form.get("token", "").strip().startswith(CODE_PREFIX):
+            return await self._enroll(ask, form)
         try:
-            token = self.sessions.accept(form["code"]) if form.get("code") else form.get("token", "").strip()
-            put = session.begin(ask, token, secure)
-            ask.headers = {**ask.headers, b"cookie": put[1].partition(b";")[0]}
-            await self._app.gate.admit(ask)  # counts what nobody knows, as any other door does
+            if form.get("code"):
+                created = self.sessions.redeem_link_code(form["code"])
+            else:
+                created = await self._create_session(ask, form.get("token", "").strip())
         except Unauthenticated as error:
-            await self._app.gate.record(ask, error.message)
+            await self._app.gate.refusals.record(ask, error.message)
             page = sign_in(words(look.lang, look.indic), look, form, with_provider=self._provider.there, error=error)
             return self._html(401, page, new_id())
-        return self._redirect(_inside(form.get("back", ROOT)), put)
+        return self._redirect(_inside(form.get("back", ROOT)), session.begin(ask, created, secure))
+
+    async def _create_session(self, ask: Ask, token: str) -> str:
+        """Create a session of the token's account and return its id."""
+        actor = await self._app.gate.verify_token(ask, session.check_token(token))
+        created: str = (await self._app.lanes.outside(self.sessions.create, actor, token)).unwrap()
+        return created
+
+    async def _enroll(self, ask: Ask, form: Mapping[str, str]) -> Answer:
+        """Redeem an enrolment code, show the token once, and sign the browser in."""
+        secure, look, back = self._secure(ask), look_of(ask), _inside(form.get("back", ROOT))
+        t = words(look.lang, look.indic)
+        try:
+            if session.session_id(ask, secure):
+                raise Denied("this browser is already signed in", "sign out before you redeem an enrolment code")
+            gate, given = self._app.gate, {"code": form["token"].strip()}
+            ctx = gate.context(ask, GUEST, repeatable=False)
+            issued = (await gate.run_for_guest(ask, self._house.call, "people", "enroll", ctx, given)).unwrap()
+            gate.forget()
+        except (Unauthenticated, Conflict, Denied) as error:
+            await self._app.gate.refusals.record(ask, error.message)
+            page = sign_in(t, look, form, with_provider=self._provider.there, error=error)
+            return self._html(error.status, page, new_id())
+        put = session.begin(ask, await self._create_session(ask, issued.token), secure)
+        return self._html(200, enrolled(t, look, issued.token, back), new_id(), put)
 
     async def _go_to_provider(self, ask: Ask) -> Answer:
         back = _inside(_query(ask).get("back", ROOT))
@@ -273,8 +303,7 @@ class Console:
     async def _come_back(self, ask: Ask) -> Answer:
         secure, look = self._secure(ask), look_of(ask)
         token, back, gone = (await self._app.lanes.outside(self._provider.finish, ask, secure)).unwrap()
-        put = session.begin(ask, token, secure)
-        (await self._app.lanes.outside(self.sessions.whois, token)).unwrap()
+        put = session.begin(ask, await self._create_session(ask, token), secure)
         # A cookie for our own pages alone is not sent on a way that began elsewhere: the next step begins here.
         return self._html(200, moved(words(look.lang, look.indic), look, _inside(back)), new_id(), put, gone)
 
@@ -291,7 +320,7 @@ class Console:
         return self._redirect(_inside(form.get("back", ROOT)), session.keep_look(chosen, self._secure(ask)))
 
     async def _form(self, ask: Ask) -> dict[str, str]:
-        return read_form(await self._app.body(ask, FORM_BYTES, (FORM,)))
+        return read_form(await self._app.body(ask, FORM_BYTES if ask.actor else 0, (FORM,)))
 
     def _secure(self, ask: Ask) -> bool:
         return ask.scheme == "https" or self._house.settings.url.startswith("https:")

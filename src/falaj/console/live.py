@@ -27,7 +27,8 @@ class Live:
 
     def __init__(self, app: App) -> None:
         self._app, self._ledger = app, app.house.ledger
-        self._quiet = frozenset(verb for verb, group in actions().items() if group in ("see", "read", "audit"))
+        looks = (verb for verb, group in actions().items() if group in ("see", "read", "audit"))
+        self._quiet = frozenset((*looks, "console.sign_in", "console.sign_out"))
         self._pages: dict[asyncio.Queue[set[str]], str] = {}
         self._streams = Streams(self._ledger, STREAMS_EACH, "pages")
         self._reading: asyncio.Task[None] | None = None
@@ -57,20 +58,24 @@ class Live:
             await ask.send({"type": "http.response.body", "body": said, "more_body": True})
             news = asyncio.ensure_future(heard.get())
             done, _ = await asyncio.wait({news, *ends}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not await self._welcome(ask):
+                news.cancel()
+                break
             if news in done:
                 said = b"data: " + " ".join(sorted(news.result())).encode() + b"\n\n"
                 continue
             news.cancel()
             said = b": here\n\n"
-            if not await self._welcome(ask):
-                break
         last = LAST if self._app.stopping.is_set() else b""
         await ask.send({"type": "http.response.body", "body": last})
 
     async def _welcome(self, ask: Ask) -> bool:
-        """A revoked or expired session stops hearing within a heartbeat."""
-        found = await self._app.lanes.outside(self._app.gate.whois, ask.token)
-        return not isinstance(found.error, FalajError)
+        """A session that was ended a second ago is sent nothing more."""
+        try:
+            await self._app.gate.identify(ask)
+        except FalajError:
+            return False
+        return True
 
     def _start(self) -> None:
         if self._reading is None or self._reading.done():

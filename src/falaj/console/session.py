@@ -1,70 +1,25 @@
-"""Sessions: a browser shows its token in a cookie that no script can read and no other site can send.
+"""Cookies of the console: the session id, which no script can read and no other site can send, and how pages look.
 
-The cookie holds the very token that a program would send: it ends where the token ends, and any replica knows it. But
-whoever runs an embedded platform owns the folder, has no token, and comes in by a link of one use.
+The session cookie holds a random id (`session_store`), which opens pages of the console and nothing else.
 """
 
 import hashlib
 import hmac
 import re
-import secrets
-import time
-from collections.abc import Callable
 from urllib.parse import quote, unquote
 
 from falaj.api.routes import Ask
 from falaj.console.page import ROOT
+from falaj.console.session_store import SESSION_S
 from falaj.console.view import Look
 from falaj.console.words import LANGUAGES, preferred
-from falaj.core.context import Actor
 from falaj.core.errors import Denied, Unauthenticated
 
 Header = tuple[bytes, bytes]
-HOURS_S = 12 * 3600.0
-INVITE_S = 900.0
-_OWNER = "fjo_"
+_SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{8,4096}")
 _PURPOSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
 _HEX = re.compile(r"[0-9a-f]{64}")
-
-
-class Sessions:
-    """Who is signed in by which cookie."""
-
-    def __init__(self, whois: Callable[[str], Actor], owner: Callable[[], Actor]) -> None:
-        self._whois, self._owner = whois, owner
-        self._owners: dict[str, tuple[Actor, float]] = {}
-        self._invites: dict[str, float] = {}
-
-    def invite(self) -> str:
-        """A code that lets whoever runs this process in, once, for some minutes."""
-        code = secrets.token_urlsafe(24)
-        self._invites[code] = time.time() + INVITE_S
-        return code
-
-    def accept(self, code: str) -> str:
-        """The token for an invitation; it is used up, whether or not it was still good."""
-        if self._invites.pop(code, 0.0) < time.time():
-            raise Unauthenticated(
-                "that link was used or is too old", "start `falaj up` again for a new one, or use a token"
-            )
-        token = _OWNER + secrets.token_urlsafe(32)
-        self._owners[token] = (self._owner(), time.time() + HOURS_S)
-        return token
-
-    def whois(self, token: str) -> Actor:
-        """Who has this token."""
-        if not token.startswith(_OWNER):
-            return self._whois(token)
-        actor, until = self._owners.get(token, (None, 0.0))
-        if actor is None or until < time.time():
-            self._owners.pop(token, None)
-            raise Unauthenticated("you were signed out", "sign in again")
-        return actor
-
-    def forget(self, token: str) -> None:
-        """End a session that only this process knows; other tokens end where they were made."""
-        self._owners.pop(token, None)
 
 
 def owns(path: bytes) -> bool:
@@ -72,35 +27,43 @@ def owns(path: bytes) -> bool:
     return path == b"/" or path == ROOT.encode() or path.startswith(f"{ROOT}/".encode())
 
 
-def shown(ask: Ask) -> bytes:
-    """The header a program would have sent. A cookie counts for pages alone: no call of the API is made by one."""
+def session_id(ask: Ask, secure: bool) -> str | None:
+    """The session id of a request for a page, empty where it shows none; None where the path is not the console's.
+
+    No call of the API is made by a cookie, and no page by an Authorization header.
+    """
     if not owns(ask.path):
-        return ask.headers.get(b"authorization", b"")
-    token = cookie(ask, _name(ask))
-    return b"Bearer " + token.encode() if _TOKEN.fullmatch(token) else b""
+        return None
+    shown = cookie(ask, _name(ask, secure))
+    return shown if _SESSION.fullmatch(shown) else ""
 
 
-def begin(ask: Ask, token: str, secure: bool) -> Header:
-    """Sign a browser in."""
+def check_token(token: str) -> str:
+    """The token from the sign-in form; Unauthenticated if it is not formed like one."""
     if not _TOKEN.fullmatch(token):
         raise Unauthenticated("that is no token", "copy it again, whole")
-    return put(_name(ask), token, secure, HOURS_S)
+    return token
+
+
+def begin(ask: Ask, session: str, secure: bool) -> Header:
+    """Sign a browser in."""
+    return _put_session(ask, session, secure, SESSION_S)
 
 
 def end(ask: Ask, secure: bool) -> Header:
     """Sign it out."""
-    return put(_name(ask), "", secure, 0)
+    return _put_session(ask, "", secure, 0)
 
 
-def form_key(token: str) -> str:
+def form_key(session: str) -> str:
     """What a form of this session carries: only whoever holds the cookie can know it."""
-    return hmac.new(token.encode(), b"falaj console form", hashlib.sha256).hexdigest()
+    return hmac.new(session.encode(), b"falaj console form", hashlib.sha256).hexdigest()
 
 
-def check_form(ask: Ask, token: str, given: str) -> None:
+def check_form(ask: Ask, session: str, given: str) -> None:
     """Denied unless a page of ours sent this form: its key, and where the browser says it came from."""
     check_origin(ask)
-    if not _HEX.fullmatch(given) or not hmac.compare_digest(given, form_key(token)):
+    if not _HEX.fullmatch(given) or not hmac.compare_digest(given, form_key(session)):
         raise Denied("this form is not from a page of yours", "load the page again and repeat")
 
 
@@ -152,10 +115,16 @@ def cookie(ask: Ask, name: str) -> str:
     return ""
 
 
-def _name(ask: Ask) -> str:
-    """Cookies know no ports: two platforms on one machine must not sign each other out."""
+def _name(ask: Ask, secure: bool) -> str:
+    """Cookies know no ports: two platforms on one machine must not sign each other out. With TLS the browser itself
+    sees to it (`__Host-`) that no other host and no page without TLS has set the cookie."""
     port = ask.headers.get(b"host", b"").rpartition(b":")[2]
-    return f"falaj-{port.decode()}" if port.isdigit() else "falaj-session"
+    name = f"falaj-{port.decode()}" if port.isdigit() else "falaj-session"
+    return f"__Host-{name}" if secure else name
+
+
+def _put_session(ask: Ask, session: str, secure: bool, age_s: float) -> Header:
+    return put(_name(ask, secure), session, secure, age_s, path="/" if secure else ROOT)
 
 
 def put(name: str, value: str, secure: bool, age_s: float, path: str = ROOT, site: str = "Strict") -> Header:

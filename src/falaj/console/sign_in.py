@@ -13,7 +13,7 @@ from falaj.core.errors import FalajError
 def sign_in(
     t: Words, look: Look, given: Mapping[str, str], *, with_provider: bool, error: FalajError | None = None
 ) -> Html:
-    """A token, the identity provider, or the link that `falaj up` printed."""
+    """A token or enrolment code, the identity provider, or the link that `falaj up` printed."""
     back = given.get("back", ROOT)
     other = next(lang for lang in LANGUAGES if lang != look.lang)
     language = h.form(
@@ -41,6 +41,19 @@ def moved(t: Words, look: Look, to: str) -> Html:
     """A page whose only use is that the way to the next one begins on it."""
     body = h.main(
         h.h1(t("console.signed")), h.p(h.a(t("console.go_on"), href=to, data_go=True)), class_="sign-in", id="main"
+    )
+    return document(t, look, "Falaj", body, ("console.js",))
+
+
+def enrolled(t: Words, look: Look, token: str, back: str) -> Html:
+    """The token that an enrolment code gave, shown this once, and the link into the console."""
+    body = h.main(
+        h.h1(t("console.enrolled")),
+        h.p(t("console.enrolled_keep")),
+        h.p(h.code(token, dir="ltr")),
+        h.p(h.a(t("console.go_on"), href=back, class_="button primary")),
+        class_="sign-in",
+        id="main",
     )
     return document(t, look, "Falaj", body, ("console.js",))
 

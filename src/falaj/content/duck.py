@@ -1,16 +1,12 @@
-"""The engine room of tables: which files are one, a DuckDB that sees nothing else, and a child process to run it in.
+"""The engine room of tables: which files are one, and a DuckDB that sees nothing else.
 
-What a stranger made of a Parquet footer or a CSV line is parsed by large libraries in C++. So they run in a child with
-limits on memory, processor time and the clock: a file made to break them breaks the child, and its caller hears so.
-Inside, DuckDB may open the files asked for and nothing else, load no extension, and spill only into a folder that is
-removed at the end. No text of the engine's is passed on: it quotes the rows it stumbled over.
+Large C++ libraries parse the untrusted Parquet footers and CSV lines. So they run in an isolated helper process
+(isolated_parser.py). Inside, DuckDB may open the files of the table and nothing else, load no extension, and spill only
+into a folder that is removed at the end. No text of the engine's is passed on: it quotes the rows it stumbled over.
 """
 
 import contextlib
 import os
-import resource
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from falaj.content.delimited import LINE_BYTES, MEND, Head, check_rows, find_head
-from falaj.core.errors import FalajError, Invalid, from_wire
+from falaj.content.isolated_parser import ParserLimits, parse_isolated
+from falaj.core.errors import FalajError, Invalid
 
 MAX_COLUMNS = 4096
 LIMIT_S = 900.0
@@ -31,8 +26,8 @@ _DATA_BYTES = 4 << 30
 _FOOTER_BYTES = 64 << 20
 _SAMPLE = 20_480
 _READ = 1 << 20
-_TOLD = 3
-"""The exit code of a child that says in its answer what is wrong."""
+_SPILL_BYTES, _SPILL_RATIO = 4 << 30, 16
+"""Bytes that the engine may spill to disk, and the same as a multiple of the table's size; the larger counts."""
 _FORMATS = {
     **dict.fromkeys((".parquet", ".parq", ".pq"), "parquet"),
     **dict.fromkeys((".csv", ".csv.gz", ".csv.zst"), "csv"),
@@ -83,7 +78,7 @@ class Dialect:
 def find_table(source: Path) -> TableFiles | None:
     """The table in a folder (or the one that a file is); None when there is none, Invalid when there are several."""
     found: dict[str, list[str]] = {}
-    for path in _walk(source):
+    for path in _walk(source.absolute()):  # a helper that parses them has a working folder of its own
         if form := format_of(path):
             found.setdefault(form, []).append(path)
     if not found:
@@ -101,50 +96,15 @@ def format_of(path: str) -> str:
     return _FORMATS.get(_suffix(path), "")
 
 
-def ask(module: str, question: object, answer: type[T]) -> T:
-    """What `module`, run as a program in a child process with limits, answers."""
-    # -P: nothing that lies in the current folder is imported.
-    command = [sys.executable, "-P", "-m", module]
-    # Whatever becomes of the child, what it spilled is removed.
-    with tempfile.TemporaryDirectory(prefix="falaj-tables-") as home:
-        done = _run(command, question, {**os.environ, "TMPDIR": home})
-    if done.returncode == _TOLD:
-        raise from_wire(msgspec.json.decode(done.stdout, type=dict[str, str]))
-    if done.returncode:
-        raise Invalid("what lies there as a table breaks whatever reads it, or needs too much memory", MEND)
-    return msgspec.json.decode(done.stdout, type=answer)
-
-
-def _run(command: list[str], question: object, env: dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
-    try:
-        return subprocess.run(  # noqa: S603  # nosec B603 - our own module, and no shell
-            command,
-            input=msgspec.json.encode(question),
-            env=env,
-            capture_output=True,
-            check=False,
-            timeout=LIMIT_S + 60,
-        )
-    except UnicodeError:
-        raise Invalid("the name of a table file is no text", "give its file a name in UTF-8") from None
-    except subprocess.TimeoutExpired:
-        raise _slow() from None
-
-
-def reply(question: type[T], work: Callable[[T], object]) -> None:
-    """The other end of `ask`: read the question, work under limits, write the answer."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * LIMIT_S), int(2 * LIMIT_S)))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=question)
-    try:
-        found, code = msgspec.json.encode(work(asked)), 0
-    except FalajError as error:
-        found, code = msgspec.json.encode(error.wire()), _TOLD
-    sys.stdout.buffer.write(found)
-    sys.stdout.buffer.flush()
-    # Threads of the engine's may still hold on to something; nothing here needs an orderly end.
-    os._exit(code)
+def parse_tables(
+    module: str, question: object, answer: type[T], *tables: TableFiles, seconds: float | None = None
+) -> T:
+    """Return what `module` makes of the tables in an isolated helper process, within LIMIT_S or `seconds`."""
+    size_bytes, limit_s = sum(table.size_bytes for table in tables), LIMIT_S if seconds is None else seconds
+    limits = ParserLimits(
+        _DATA_BYTES, max(1, int(2 * limit_s)), limit_s + 60, max(_SPILL_BYTES, _SPILL_RATIO * size_bytes)
+    )
+    return parse_isolated(module, question, answer, (path for table in tables for path in table.paths), limits)
 
 
 class Duck:

@@ -1,10 +1,14 @@
 """The first rows of a table file, as texts: for somebody who looks at it, read in a child as all strange tables are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from falaj.content.duck import TableFiles, ask, opened, reply
+from falaj.content.duck import TableFiles, opened, parse_tables
+from falaj.content.isolated_parser import answer_question
 
 CELL = 200
+LIMIT_S = 15.0
+"""Seconds to parse one file for a page; a file that takes longer is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,8 @@ class PeekQuestion:
 
 
 def peek(files: TableFiles, rows: int) -> Peeked:
-    """The first rows, by a child process with limits."""
-    return ask("falaj.content.peek", PeekQuestion(files, rows), Peeked)
+    """The first rows, read in an isolated helper process."""
+    return parse_tables(__name__, PeekQuestion(files, rows), Peeked, files, seconds=LIMIT_S)
 
 
 def peek_files(question: PeekQuestion) -> Peeked:
@@ -38,5 +42,6 @@ def peek_files(question: PeekQuestion) -> Peeked:
         ))  # fmt: skip
 
 
-if __name__ == "__main__":
-    reply(PeekQuestion, peek_files)
+def main(_arguments: Sequence[str]) -> None:
+    """Answer one question; started in a helper process."""
+    answer_question(PeekQuestion, peek_files)

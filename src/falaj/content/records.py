@@ -1,11 +1,15 @@
 """What is known of a table: its columns, its rows, and how much of them may be told."""
 
+from typing import ClassVar
+
 from falaj.core.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table. What would show values is left out where the column is personal or sensitive."""
+
+    STRUCTURE: ClassVar = ("name", "type", "nulls", "distinct", "category")
 
     name: str
     type: str
@@ -22,6 +26,8 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Table:
     """What is known of the rows in a tree."""
+
+    STRUCTURE: ClassVar = ("rows", "columns", "format", "files")
 
     rows: int | None
     """None when the files cannot be read as one table, and all that is known is what was declared before."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from falaj.content.duck import Duck, Relation, TableFiles, ask, find_table, format_of, named, opened, reply
+from falaj.content.duck import Duck, Relation, TableFiles, find_table, format_of, named, opened, parse_tables
+from falaj.content.isolated_parser import answer_question
 from falaj.content.tables import NUMBERS, TIMES, Seen, category_of, fields_of, measure, type_name
 from falaj.core.errors import Invalid
 
@@ -90,7 +91,8 @@ def diff_tables(
     question = DiffQuestion(_files(before), _files(after), tuple(key), dict(categories or {}))
     if question.before is None and question.after is None:
         raise Invalid("there is no table on either side", "name Parquet, CSV, Arrow or JSON lines files")
-    return ask(__name__, question, TableDiff)
+    tables = (table for table in (question.before, question.after) if table is not None)
+    return parse_tables(__name__, question, TableDiff, *tables)
 
 
 def diff_files(question: DiffQuestion) -> TableDiff:
@@ -301,5 +303,6 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-if __name__ == "__main__":
-    reply(DiffQuestion, diff_files)
+def main(_arguments: Sequence[str]) -> None:
+    """Answer one question; started in a helper process."""
+    answer_question(DiffQuestion, diff_files)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from falaj.content.duck import Duck, Relation, TableFiles, ask, find_table, named, opened, quoted, reply
+from falaj.content.duck import Duck, Relation, TableFiles, find_table, named, opened, parse_tables, quoted
+from falaj.content.isolated_parser import answer_question
 from falaj.content.records import Column, Table
 from falaj.core.errors import NotFound
 
@@ -43,7 +44,9 @@ def describe(
     says why files that look like a table cannot be described; NotFound that a column of `categories` is not there.
     """
     files = find_table(source)
-    return None if files is None else ask(__name__, Question(files, dict(categories or {}), dict(before or {})), Table)
+    if files is None:
+        return None
+    return parse_tables(__name__, Question(files, dict(categories or {}), dict(before or {})), Table, files)
 
 
 def absent(declared: Mapping[str, str]) -> tuple[Column, ...]:
@@ -269,5 +272,6 @@ def _looks(column: Column) -> str:
     return ""
 
 
-if __name__ == "__main__":
-    reply(Question, describe_files)
+def main(_arguments: Sequence[str]) -> None:
+    """Answer one question; started in a helper process."""
+    answer_question(Question, describe_files)

@@ -23,6 +23,11 @@ class Cell:
     categories: tuple[str, ...] = ()
     restricted: bool = False
 
+    @property
+    def limited(self) -> bool:
+        """True when a label or a restriction limits who may read the values of what is in it."""
+        return bool(self.classification or self.regimes or self.restricted)
+
     def encode(self) -> str:
         """One text, equal exactly when the cells are equal."""
         return _encode(self)
@@ -44,6 +49,12 @@ class Cell:
             tuple(sorted(label.categories)),
             restricted,
         )
+
+
+@lru_cache(maxsize=1024)
+def labelled_cells(cells: frozenset[str]) -> frozenset[str]:
+    """Those of the encoded cells whose label, or restriction, limits who may read the values in them."""
+    return frozenset(text for text in cells if _decode(text).limited)
 
 
 @lru_cache(maxsize=8192)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import field
+from typing import Any
 
 from falaj.core.data import dataclass
 from falaj.core.errors import Denied
@@ -34,6 +35,19 @@ class Actor:
     zone: str = ""
     """The only zone a workload may touch; people and services have none."""
     expires: float = 0.0
+    credential: str = ""
+    """The id of the local token that proved this identity; empty for other proofs."""
+    trust: str = ""
+    """The trust rule under which a build system's token was exchanged for this workload's."""
+    makers: tuple[str, ...] = ()
+    """The persons who made this credential, the direct maker last: each made the credential of the next."""
+    owns_folder: bool = False
+    """True when the operating system, and not a token, proved this person: the owner of an embedded folder."""
+
+    @property
+    def credential_by(self) -> str:
+        """The person who made this credential; empty when the actor's own proof (an identity provider) did."""
+        return self.makers[-1] if self.makers else ""
 
     @property
     def person(self) -> str:
@@ -61,6 +75,12 @@ def _unasked(kind: str) -> frozenset[str]:
     )
 
 
+def _unjudged(record: Any) -> str:
+    raise Denied(
+        f"nothing checked whether the values of {record.ref} may be shown", "this is a path that did not pass the guard"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Everything a verb may know of its caller; never global, never thread-local."""
@@ -81,6 +101,13 @@ class Context:
     """The guard's window: asks place() about one more movement of a thing this call named, which carries the label."""
     cells: Callable[[str], frozenset[str]] = _unasked
     """The cells of a kind that this caller may see; lists put them into their query."""
+    peer: str = ""
+    """The network address of a caller who has no credential yet; recorded when an enrolment code is redeemed."""
+    withheld: Callable[[Any], str] = _unjudged
+    """Why this caller may not read the values of a record; empty when they may. Searches must not compare those."""
+    attempt_kind: str = "job"
+    """What attempts of a job added by this call are (core.execute.ATTEMPT_KINDS). Services of the platform set it for
+    calls of their own; no request, argument or token can."""
 
     def __post_init__(self) -> None:
         if not self.tenant:
@@ -91,18 +118,19 @@ class Context:
         decision: Decision | None,
         asker: Callable[[str, str, str, Label | None], Permit],
         cells: Callable[[str], frozenset[str]],
+        withheld: Callable[[Any], str],
     ) -> "Context":
         """The same caller with the guard's decision and windows; written out, since every call passes here."""
         return Context(
             self.actor, self.zone, self.tenant, self.request, self.keyed, self.purpose, self.now, decision, self.label,
-            self.permits, asker, cells,
+            self.permits, asker, cells, self.peer, withheld, self.attempt_kind,
         )  # fmt: skip
 
     def meaning(self, purpose: str, label: Label | None) -> "Context":
         """The same caller for another purpose, writing what must carry that label; written out for the same reason."""
         return Context(
             self.actor, self.zone, self.tenant, self.request, self.keyed, purpose, self.now, self.decision, label,
-            self.permits, self.asker, self.cells,
+            self.permits, self.asker, self.cells, self.peer, self.withheld, self.attempt_kind,
         )  # fmt: skip
 
     def permit(self, op: str, thing: str, zone: str) -> Permit:

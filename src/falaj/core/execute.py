@@ -4,6 +4,7 @@ An attempt is one try of a job: a gang of slots, each on a node that the schedul
 (falaj.worker) that starts the processes of that slot. Amounts are integers: milli-CPU, MiB, milli-GPU.
 """
 
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -19,6 +20,15 @@ WAITING, RUNNING, SUCCEEDED, FAILED, LOST, UNKNOWN = "waiting", "running", "succ
 ended. `unknown`: this executor never heard of the handle, or forgot it."""
 
 OVER = frozenset({SUCCEEDED, FAILED, LOST})
+
+SECRET_ENV = "FALAJ_SECRET_ENV"  # noqa: S105  # nosec B105 - a name
+"""The variable in which a launcher receives the secrets of its processes: a JSON object."""
+
+JOB, REPLICA, FEATURE_REPLICA, BATCH = "job", "replica", "feature-replica", "batch"
+"""What an attempt is. Only a service of the platform can ask for anything but a `job` (core.context.Context), and the
+sandbox profile follows from this word alone: never from a command, a variable, a file name or a label."""
+ATTEMPT_KINDS = (JOB, REPLICA, FEATURE_REPLICA, BATCH)
+REPLICAS = (REPLICA, FEATURE_REPLICA)
 
 TRY_AGAIN = 75
 """The exit code of what failed for no fault of its own (EX_TEMPFAIL): tried again, not counted."""
@@ -86,11 +96,21 @@ class Attempt:
     slots: tuple[Slot, ...]
     command: tuple[str, ...]
     framework: str = "plain"
+    kind: str = JOB
+    """One of ATTEMPT_KINDS."""
+    listen: str = ""
+    """Of a replica: the address of its machine on which it is called."""
+    by_owner: bool = False
+    """True when the owner of an embedded folder submitted it and no other account uses the installation: it
+    runs without a sandbox unless one is required. Executors on other machines ignore it."""
     folder: str = ""
     """The attempt's own folder, on executors that share one with us (process, slurm): code, logs, outbox, context."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Never secrets: those travel in `secret_env`, are given to the processes, and written nowhere we can avoid."""
+    """What the submitter set, never secrets: for the processes alone. It travels in the context."""
     secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Secrets by the variable that the submitter chose: for the processes alone, written nowhere we can avoid."""
+    platform_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """FALAJ_URL and FALAJ_TOKEN, for the launcher's own commands and for the processes."""
     image: str = ""
     user: str = ""
     """Whose identity it runs under there: a Unix user (slurm), a service account (kubernetes)."""
@@ -146,6 +166,13 @@ def meeting_port(attempt: str) -> int:
     """Where the processes of an attempt meet, on clusters that give out no ports: known before any of them runs, below
     the ports of outgoing connections, and another one for the next attempt."""
     return 20_000 + zlib.crc32(attempt.encode()) % 10_000
+
+
+def launcher_environment(attempt: Attempt) -> dict[str, str]:
+    """The variables an executor adds for a launcher. Names that the submitter chose are not among them: their secrets
+    are the value of one variable, which the launcher gives to the attempt's processes only."""
+    secrets = {SECRET_ENV: json.dumps(dict(attempt.secret_env))} if attempt.secret_env else {}
+    return {**attempt.platform_env, **secrets}
 
 
 class Executor(Protocol):

@@ -57,6 +57,20 @@ class Label:
         return self.purposes == ANY or purpose in self.purposes
 
     @property
+    def is_open(self) -> bool:
+        """True when it restricts no reader: of the open class, and under no regime."""
+        return not self.classification and not self.regimes
+
+    def carries(self, other: "Label") -> bool:
+        """True when it protects values at least as `other` does; holds and retention protect no values."""
+        return (
+            self.regimes >= other.regimes
+            and self.classification >= other.classification
+            and self.categories >= other.categories
+            and _meet(self.purposes, other.purposes) == self.purposes
+        )
+
+    @property
     def words(self) -> str:
         """The label as people write it, and as `parse` reads it."""
         many = {"category": self.categories, "purpose": self.purposes - ANY, "origin": self.origin, "hold": self.holds}

@@ -6,8 +6,11 @@ row can begin with, and then each row behind its length, in order. The script in
 """
 
 import hashlib
+import hmac
+import re
 import struct
 from functools import lru_cache
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from falaj.core.errors import Corrupt, Invalid
 
@@ -18,6 +21,37 @@ which never comes, is written as of the moment before it."""
 LAST_US = (1 << 63) - 2
 _RANK, _MOMENT, _LENGTH = struct.Struct(">QQQ"), struct.Struct(">Q"), struct.Struct("<I")
 _FLIP = 1 << 63
+READER_PASSWORD = "FALAJ_PARAM_ONLINE_PASSWORD"  # noqa: S105  # nosec B105 - the name of a variable
+"""The variable in which a replica keeps the password of its tenant's reader."""
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+def reader_password(endpoint_key: str) -> str:
+    """What replicas of an endpoint sign in with at a store that has users; they derive it from the endpoint's key."""
+    return hmac.new(endpoint_key.encode(), b"falaj online reader", hashlib.sha256).hexdigest()
+
+
+def tenant_address(address: str, tenant: str) -> str:
+    """The address of one tenant's online store: a folder (LMDB) or a key prefix (Redis) that no other tenant shares.
+
+    An operator may write `{tenant}` into the address to name a server, database or user for each tenant.
+    """
+    if not _TENANT.fullmatch(tenant):
+        raise Invalid(f"tenant {tenant[:80]!r}: expected letters, digits, '.', '_' and '-'", "check the tenant's name")
+    scheme, _, place = address.partition(":")
+    if scheme in ("redis", "rediss"):
+        parts = urlsplit(address)
+        options = dict(parse_qsl(parts.query))
+        prefix = options.get("prefix", "falaj")
+        options["prefix"] = prefix if "{tenant}" in prefix else f"{prefix}:{{tenant}}:"
+        address = urlunsplit(parts._replace(query=urlencode(options, safe=":/{}")))
+    elif scheme == "lmdb" and place and "{tenant}" not in place:
+        address = f"lmdb:{place.rstrip('/')}/{{tenant}}"
+    if "{tenant}" in address:
+        return address.replace("{tenant}", tenant)
+    raise Invalid(
+        f"online store {scheme[:40]!r}: expected an address that differs by tenant", "write {tenant} into the address"
+    )
 
 
 @lru_cache(4096)

@@ -66,6 +66,9 @@ class Ticket:
     expires: float
     intent: str = ""
     """The open put that keeps the collector away from what was sent."""
+    purpose: str = ""
+    label: str = ""
+    """The purpose and, of a write, the label that the guard judged: it judges them again while the ticket is used."""
 
 
 class PermitDesk:

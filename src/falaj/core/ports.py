@@ -416,7 +416,22 @@ class CanRide(Protocol):
         ...
 
 
-class Online(Protocol):
+class OnlineReaders(Protocol):
+    """Who may read an online store beside the platform: replicas of its tenant."""
+
+    def admit_reader(self, password_digest: str) -> str:
+        """The address at which a replica reads this store and nothing else; Denied where the store has no such wall.
+
+        `password_digest` is the SHA-256 of the password that the replica signs in with, where the store has users.
+        """
+        ...
+
+    def dismiss_reader(self, password_digest: str) -> None:
+        """Take back what `admit_reader` gave to this password."""
+        ...
+
+
+class Online(OnlineReaders, Protocol):
     """The newest row of features by key, in spaces. Of a row it knows the first 24 bytes: its rank (core/online.py),
     which orders the rows of one key. Whatever order rows arrive in, repeated or late, the same one stands.
     """

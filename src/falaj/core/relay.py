@@ -10,6 +10,8 @@ from typing import Any
 
 from falaj.core.errors import FalajError, Unavailable, from_wire
 
+AGENT_URI = "falaj:agent/"
+"""How the URI in an agent's certificate begins; its zone and its id follow."""
 ANSWER_S = 20.0
 """So long a question waits for its answer."""
 SILENT_S = 15.0

@@ -59,6 +59,11 @@ class Limits:
     requests_per_s: float = 200.0
     burst: int = 400
     denials_per_s: float = 20.0
+    """Refusals of one caller at one address that are recorded one by one; more are recorded as their number."""
+    connections: int = 4096
+    """Connections to the API that may be open."""
+    connections_per_peer: int = 1024
+    """Of these, how many of one address (IPv6: of one /64 network); 0 behind a reverse proxy, the only peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +148,6 @@ class Settings:
     """The address under which attempts on other machines reach this platform."""
     hosts: tuple[str, ...] = ()
     """Host names callers may use, beside the listening address itself."""
-    steward: bool = True
-    """Keep a process with what commands need loaded, where everything is embedded: those of its user begin at once."""
     sandbox: str = "best"
     """How attempts of this machine are kept apart: off, best (what it can), or required (wholly, or not at all)."""
     regimes: str = ""

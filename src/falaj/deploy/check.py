@@ -14,6 +14,7 @@ from pathlib import Path
 from falaj.api.tls import client_context, expires_at
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.finding import Finding
+from falaj.core.own_environment import own_environment
 from falaj.deploy import listeners, settings
 from falaj.deploy.render import read_manifest, site_of
 from falaj.deploy.site import Site
@@ -176,10 +177,12 @@ def _no_tls(place: Place) -> Finding:
 def _program(case: Case) -> Finding:
     program = case.prefix / "opt/falaj/bin/falaj"
     try:
-        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 # nosec B603 - no shell, no argument from outside
+        completed = subprocess.run(  # noqa: S603 # nosec B603 - no shell, no argument from outside
+            [program, "--version"], env=own_environment(), capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("program", MISS, f"{program} cannot be run: {type(error).__name__}", "apply the playbook")
-    found, wanted = told.stdout.strip(), f"falaj {case.version}"
+    found, wanted = completed.stdout.strip(), f"falaj {case.version}"
     return Finding(
         "program",
         GOOD if found == wanted else MISS,

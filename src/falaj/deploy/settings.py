@@ -97,6 +97,7 @@ def _services(site: Site) -> dict[str, Any]:
         "secrets": f"vault:{values['vault_url']}?token=env:VAULT_TOKEN",
         "identity": "oidc:,local:",
         "drain_s": DRAIN_S,
+        "limits": {"connections_per_peer": 0},  # the balancer is every caller's peer
         "oidc": {"issuer": values["issuer"], "client": "falaj", "tenant": "claim:tenant"},
     }
 

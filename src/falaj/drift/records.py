@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import ClassVar
 
 from falaj.core.data import dataclass
 
@@ -104,6 +105,8 @@ class Profile:
 class Rules:
     """When a difference is a finding. All three must hold: it is no chance, it is large enough, and it lasts."""
 
+    STRUCTURE: ClassVar = ("alpha", "least_rows", "least_step", "least_drop", "least_gap", "persist")
+
     alpha: float = 0.05
     """How many windows without any drift may have a finding (over all columns and segments together)."""
     least_rows: int = 500
@@ -121,6 +124,8 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One comparison of one window."""
+
+    STRUCTURE: ClassVar = ("what", "column", "measure", "rows", "alarm")
 
     what: str
     """quality, input, prediction, label, together (multivariate), estimate, performance, latency, errors, fairness."""

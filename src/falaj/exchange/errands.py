@@ -237,15 +237,15 @@ def _checked(signature: str, pem: str, stage: Path, *, demanded: bool) -> str:
 
 def _card(name: Ref, told: dict[str, object] | None, stage: Path) -> Card | None:
     """What its publisher said, but what it is we look up ourselves."""
-    from falaj.content.formats import inspect
+    from falaj.catalog.model_parser import inspect_isolated
     from falaj.store.codec import from_plain
 
     if name.kind != "model":
         return None
-    found = inspect(stage)
+    inspected = inspect_isolated(stage)
     # Its program and its run are those of another house.
     known = {field: value for field, value in (told or {}).items() if field not in ("code", "run")}
-    card: Card = from_plain(Card, {**known, "format": found.format, "code_bearing": found.code_bearing})
+    card: Card = from_plain(Card, {**known, "format": inspected.format, "code_bearing": inspected.code_bearing})
     return card
 
 

@@ -181,8 +181,9 @@ def start_behind(at: Path) -> int:
     with tempfile.TemporaryFile() as said:
         command = [sys.executable, *words[1:]]
         child = subprocess.Popen(  # noqa: S603  # nosec B603
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
-        )
+            command, env=dict(os.environ), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+            start_new_session=True,
+        )  # fmt: skip
         end = time.monotonic() + _START_S
         while child.poll() is None and not os.path.ismount(at) and time.monotonic() < end:
             time.sleep(0.05)

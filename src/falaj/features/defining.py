@@ -247,11 +247,12 @@ class Defining(Shelf):
         )  # fmt: skip
         if not isinstance(definition, ViewDef):
             return shown
-        stream = self._view(tx, record.ref).stream
+        view = self._view(tx, record.ref)
+        stream = view.stream
         rows = sum(one.num_rows for one in stream.chapters) + sum(one.num_rows for one in stream.tail)
         return replace(
             shown, rows=rows, fresh=stream.newest_us / 1e6, generation=stream.generation, filled=stream.filled,
-            quarantined=stream.quarantined,
+            quarantined=stream.quarantined, zone=view.arrival.zone,
         )  # fmt: skip
 
 

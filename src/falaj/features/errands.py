@@ -12,9 +12,9 @@ from falaj.core.ref import Ref
 from falaj.features.compacting import compact_view
 from falaj.features.computing import compute
 from falaj.features.filling import Filled
+from falaj.features.functions import open_function, service_functions
 from falaj.features.history import TrainingSet, build, publish_set, read_labels, tally, usable
 from falaj.features.ingesting import Ingested, ingest_rows
-from falaj.features.kept import function_of
 from falaj.features.live import LiveReader
 from falaj.features.loading import load
 from falaj.features.records import Definitions, Migrated, Opening, Plan
@@ -133,7 +133,8 @@ def push(
         falaj features push view:fraud/totals events.jsonl
     """
     about: Arrival = here.features.about(view)
-    function = function_of(about.definition.function) if about.definition.function else None
+    text = about.definition.function
+    function = open_function(here, about.view, text) if text else None
     done: Appended | None = None
     taken = quarantined = 0
     with here.progress.task(f"pushing to {view.bare}", unit="rows") as task:
@@ -265,7 +266,7 @@ def _set(
         with here.progress.task(f"building the set of {opening.plan.ref}", rows.num_rows, "rows") as task:
             found, made = build(here, rows, moment, opening, known_at, zone, task.advance)
     made = {"service": Ref.parse(opening.plan.ref), **source, **made}
-    return compute(found, opening.plan), made, opening
+    return compute(found, opening.plan, service_functions(here, opening.plan)), made, opening
 
 
 def _columns(rows: Any) -> Iterable[Mapping[str, list[Any]]]:

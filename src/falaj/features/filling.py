@@ -161,7 +161,7 @@ class Filling(Shelf):
         return fresh
 
     def _fill(self, ctx: Context, view: View, budget_s: float) -> Filled:
-        target = Target(self._online(), view, view.stream.era, ctx.tenant, round(ctx.now() * 1e6))
+        target = Target(self._online(ctx.tenant), view, view.stream.era, ctx.tenant, round(ctx.now() * 1e6))
         if view.definition.sealed:
             seal, unseal = (partial(way, ctx.tenant, view.zone) for way in (self._keyring.seal, self._keyring.unseal))
             target = replace(target, seal=seal, open=unseal)

@@ -14,7 +14,7 @@ from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from falaj.features.chapters import stats_in
 from falaj.features.compacting import compact_view
-from falaj.features.kept import function_of
+from falaj.features.functions import open_function
 from falaj.features.preparing import Erased, Preparing
 from falaj.features.settling import batch_of, publish_quarantine, publish_rows
 from falaj.features.sources import open_rows
@@ -44,7 +44,7 @@ class Intake:
         text = arrival.definition.function
         self._preparing = Preparing(
             arrival.definition, arrival.entity, round(now_s * _SECOND),
-            function=function_of(text) if text else None, erased=_erased(here, arrival),
+            function=open_function(here, arrival.view, text) if text else None, erased=_erased(here, arrival),
             reference=_before(here, arrival),
         )  # fmt: skip
         self.bad: list[Any] = []

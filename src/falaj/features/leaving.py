@@ -183,7 +183,7 @@ class Leaving(Shelf):
             tx.emit("features.forget", now.ref, people=len(names))
 
     def _forget_online(self, ctx: Context, view: View, wanted: Sequence[bytes], whole: bool) -> int:
-        store = self._online()
+        store = self._online(ctx.tenant)
         spaces = {
             space_of(view.stream, ctx.tenant, shape, face, era)
             for shape in {shape_of(view.definition), *view.stream.shapes}

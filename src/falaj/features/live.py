@@ -13,7 +13,7 @@ from falaj.asof.records import STATUSES, ServicePlan
 from falaj.core.errand import Here
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
-from falaj.features.computing import functions_of
+from falaj.features.functions import service_functions
 from falaj.features.records import Opening, Values
 from falaj.features.skew import Sampler, pack_reads
 
@@ -62,10 +62,11 @@ class LiveReader:
         opened: Opening = self._here.features.open(self._service, self._model)
         if self._until == 0.0 or opened.plan != self.plan:
             self.plan = opened.plan
-            functions = functions_of(opened.plan)
             # Rows of sealed views are opened by the platform alone.
             store = None if any(one.sealed for one in opened.plan.views) else self._online
-            self._reader = None if store is None else Reader(opened.plan, store, functions=functions)
+            self._reader = None
+            if store is not None:
+                self._reader = Reader(opened.plan, store, functions=service_functions(self._here, opened.plan))
         if opened.sample and self._sampler is None:
             self._sampler = Sampler(opened.sample)
         # Half of what it is good for, so that clocks that differ a little do no harm.

@@ -11,13 +11,10 @@ from types import ModuleType, TracebackType
 from falaj.core.errors import FalajError, Invalid, NotFound, UserCodeFailed
 from falaj.features.asking import OnDemand, Service
 from falaj.features.declare import Entity
-from falaj.features.kept import function_of
 from falaj.features.records import Definitions
 from falaj.features.viewing import Picked, View
 
 Thing = Entity | View | Service
-
-__all__ = ["function_of", "gather", "load"]
 
 
 def load(path: str | Path) -> Definitions:

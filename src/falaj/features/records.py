@@ -206,6 +206,11 @@ class Values:
 class Defined:
     """One version of an entity, a view or a service, as its readers see it."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "owner", "columns", "label", "at", "rows", "fresh", "generation", "filled", "quarantined", "uses",
+        "zone",
+    )  # fmt: skip
+    MARKER: ClassVar = "about"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "owner", "columns", "rows", "fresh", "about")
 
     ref: Ref
@@ -225,11 +230,15 @@ class Defined:
     """What it is made of, pinned."""
     tags: Mapping[str, str] = field(default_factory=dict)
     definition: Mapping[str, Any] = field(default_factory=dict)
+    zone: str = ""
+    """Of a view: where its rows lie."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefinedPage:
     """Some definitions and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("items", "next")
 
     items: tuple[Defined, ...]
     next: str = ""

@@ -22,7 +22,7 @@ class Features(Serving, Defining, Rows, Leaving):
         ledger: Ledger,
         act: Callable[..., Here],
         series: Callable[[], Series],
-        online: Callable[[], Online],
+        online: Callable[[str], Online],
         keyring: Keyring,
     ) -> None:
         super().__init__(ledger, act, series, online, keyring)

@@ -119,8 +119,8 @@ class Serving(Shelf):
         zones = {one.space: one.zone for one in plan.views if one.sealed}
         tenant, keyring = ctx.tenant, self._keyring
         if not zones:
-            return self._online()
-        return Unsealed(self._online(), {
+            return self._online(tenant)
+        return Unsealed(self._online(tenant), {
             space: lambda data, aad, zone=zone: keyring.unseal(tenant, zone, data, aad)  # type: ignore[misc]
             for space, zone in zones.items()
         })  # fmt: skip

@@ -64,7 +64,7 @@ class Shelf:
         ledger: Ledger,
         act: Callable[..., Here],
         series: Callable[[], Series],
-        online: Callable[[], Online],
+        online: Callable[[str], Online],
         keyring: Keyring,
     ) -> None:
         """`act` gives the platform with an actor bound: what we read for somebody, they must be allowed to read."""

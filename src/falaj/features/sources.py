@@ -14,6 +14,7 @@ from falaj.catalog.reading import open_version, path_of
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
 from falaj.core.ref import Ref
+from falaj.features.isolated_query import query_database, query_files
 from falaj.features.records import SourceDef
 from falaj.features.tabling import tabled
 
@@ -88,7 +89,7 @@ def _dataset(here: Here, source: SourceDef, since: str, folder: Path) -> Found:
                 if not source.query:
                     target.unlink()
 
-    tables = _queried(source.query, list(fetched())) if source.query else _each(fetched())
+    tables = _grouped(query_files(source.query, list(fetched()))) if source.query else _each(fetched())
     return Found(tables, str(opened.ref), opened.ref, anew, size)
 
 
@@ -97,28 +98,11 @@ def _each(files: Iterable[Path]) -> Iterator[Any]:
         yield from _grouped(_batches(file))
 
 
-def _queried(query: str, files: list[Path]) -> Iterator[Any]:
-    """What the user's own SQL makes of the files, beside the user: `rows` is all of them."""
-    import duckdb
-
-    with duckdb.connect() as engine:
-        names = [str(file) for file in files]
-        parquet = names and names[0].endswith((".parquet", ".parq", ".pq"))
-        reader = "read_parquet" if parquet else "read_csv_auto" if names[0].endswith(".csv") else "read_json_auto"
-        engine.execute("SET TimeZone = 'UTC'")
-        engine.from_query(f"SELECT * FROM {reader}($files)", params={"files": names}).create_view("rows")  # noqa: S608  # nosec B608
-        yield from _answer(engine, query)
-
-
 def _sql(source: SourceDef) -> Iterator[Any]:
     """Rows of a database, asked by the caller's own machine, with the caller's own credentials."""
     scheme, _, rest = source.address.partition(":")
     if scheme == "duckdb":
-        import duckdb
-
-        with duckdb.connect(rest, read_only=True) as engine:
-            engine.execute("SET TimeZone = 'UTC'")
-            yield from _answer(engine, source.query)
+        yield from _grouped(query_database(source.query, Path(rest)))
     elif scheme == "adbc":
         yield from _adbc(rest, source)
     else:
@@ -145,18 +129,6 @@ def _adbc(driver: str, source: SourceDef) -> Iterator[Any]:
             yield from _grouped(cursor.fetch_record_batch())
         except module.Error as error:
             raise UserCodeFailed(f"the query failed: {str(error)[:300]}", "correct it in the definition") from error
-
-
-def _answer(engine: Any, query: str) -> Iterator[Any]:
-    import duckdb
-
-    try:
-        found = engine.sql(query)
-        if found is None:
-            raise UserCodeFailed("the query gives no rows: it is no select", "correct it in the definition")
-        yield from _grouped(found.to_arrow_reader(_ROWS))
-    except duckdb.Error as error:
-        raise UserCodeFailed(f"the query failed: {str(error)[:300]}", "correct it in the definition") from error
 
 
 def _batches(path: Path) -> Iterator[Any]:

@@ -28,6 +28,7 @@ from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
 from falaj.core.ref import Ref
 from falaj.features.chapters import SEGMENT
 from falaj.features.computing import compute
+from falaj.features.functions import service_functions
 from falaj.features.history import TrainingSet, tally
 from falaj.features.records import Opening
 from falaj.features.rows import Edition
@@ -254,9 +255,10 @@ def _publish(here: Here, blocks: Iterable[Any], plan: ServicePlan, order: Order)
     order.source.path.mkdir()
     found: dict[str, Counter[str]] = {}
     num_rows, columns, writer = 0, (), None
+    functions = service_functions(here, plan)
     with ExitStack() as stack, here.progress.task(f"laying {order.name} together", unit="rows") as task:
         for number, block in enumerate(blocks):
-            table = compute(block, plan)
+            table = compute(block, plan, functions)
             if writer is None or number % _FILE_BLOCKS == 0:
                 stack.close()
                 path = order.source.path / f"set-{number // _FILE_BLOCKS:05d}.parquet"

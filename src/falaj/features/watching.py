@@ -12,6 +12,7 @@ from falaj.core.ref import Ref
 from falaj.features.chapters import stats_in
 from falaj.features.computing import compute
 from falaj.features.drawing import histogram
+from falaj.features.functions import service_functions
 from falaj.features.history import build, read_labels
 from falaj.features.quality import Quality, personal_columns, stats_of
 from falaj.features.quality import quality as judged
@@ -107,9 +108,10 @@ def _truth(here: Here, reads: list[Read], opening: Opening, known_at: str) -> Tr
 
     columns, moments = labels_of(reads)
     labels = pa.table({**columns, MOMENT: pa.array(moments, pa.int64())})
-    found: Any = compute(build(here, labels, MOMENT, opening, known_at, "", lambda _: None)[0], opening.plan)
+    built = build(here, labels, MOMENT, opening, known_at, "", lambda _: None)[0]
+    computed: Any = compute(built, opening.plan, service_functions(here, opening.plan))
     names = [one.name for one in opening.plan.outputs]
     return Truth(
-        {name: found.column(name).to_pylist() for name in names},
-        {name: found.column(f"{name}__status").to_pylist() for name in names},
+        {name: computed.column(name).to_pylist() for name in names},
+        {name: computed.column(f"{name}__status").to_pylist() for name in names},
     )

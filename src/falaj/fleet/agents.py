@@ -14,7 +14,7 @@ from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.data import dataclass
 from falaj.core.errors import Denied, Invalid, NotFound, Unauthenticated
 from falaj.core.event import new_id
-from falaj.core.relay import relay_of
+from falaj.core.relay import AGENT_URI, relay_of
 from falaj.core.verb import verb
 from falaj.fleet.use import every, house_key, house_of
 from falaj.store.ledger import Ledger, Writer
@@ -23,11 +23,11 @@ from falaj.store.records import Record
 CERTIFICATE_DAYS = 7.0
 """Short: an agent renews long before, and one that was away for longer is invited again."""
 INVITED_H, MOST_H = 1, 72
-_PREFIX, _TOKEN = "falaj:agent/", "fja-"
+_INVITATION = "fja-"
 
 
 class Signed(Protocol):
-    """A certificate over somebody's own key, the authority's own, and until when it is good."""
+    """A certificate for the requester's key, its authority's certificate, its expiry, and the digest of the key."""
 
     @property
     def cert(self) -> str: ...
@@ -35,6 +35,8 @@ class Signed(Protocol):
     def ca(self) -> str: ...
     @property
     def expires(self) -> float: ...
+    @property
+    def key(self) -> str: ...
 
 
 Sign = Callable[[str, str, float, float], Signed]
@@ -99,7 +101,7 @@ class Agents:
         """
         if not 0 < hours <= MOST_H:
             raise Invalid(f"an invitation of {hours} hours", f"1 to {MOST_H}")
-        token, expires = f"{_TOKEN}{secrets.token_urlsafe(32)}", ctx.now() + hours * 3600
+        token, expires = f"{_INVITATION}{secrets.token_urlsafe(32)}", ctx.now() + hours * 3600
         with self._ledger.write(_house(ctx)) as tx:
             if tx.key(house_key("zone", zone)) is None:
                 raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
@@ -129,8 +131,9 @@ class Agents:
             good = hmac.compare_digest(body["invited"].encode(), _hash(token).encode())
             if not body["invited"] or not good or not now < body["invited_until"]:
                 raise Unauthenticated("the invitation is unknown, used or over", "falaj agents invite gives a new one")
-            signed = self._sign(request, f"{_PREFIX}{zone}/{agent}", now, CERTIFICATE_DAYS)
-            new = {**body, "invited": "", "agent": agent, "expires": signed.expires, "since": now, "there": False}
+            signed = self._sign(request, f"{AGENT_URI}{zone}/{agent}", now, CERTIFICATE_DAYS)
+            joined = {"agent": agent, "key": signed.key, "expires": signed.expires}
+            new = {**body, **joined, "invited": "", "since": now, "there": False}
             self._save(tx, zone, new, old, "agents.join", agent=agent)
         return Membership(zone, signed.cert, signed.ca, signed.expires)
 
@@ -141,13 +144,16 @@ class Agents:
         Example:
             falaj agents renew --request "$(cat agent.csr)"
         """
+        # Only `whois` makes such an actor, from the certificate of a TLS connection.
         if ctx.actor.kind != "agent":
             raise Denied("only a zone's agent renews its certificate", "falaj agents invite lets one join")
         zone = ctx.actor.zone
         with self._ledger.write(house_of(ctx)) as tx:
             old = tx.key(house_key("agent", zone))
             body = _body(old)
-            signed = self._sign(request, f"{_PREFIX}{zone}/{body['agent']}", ctx.now(), CERTIFICATE_DAYS)
+            signed = self._sign(request, f"{AGENT_URI}{zone}/{body['agent']}", ctx.now(), CERTIFICATE_DAYS)
+            if signed.key != body["key"]:
+                raise Denied("the signing request is over another key than the agent's", "join anew with a new key")
             self._save(tx, zone, {**body, "expires": signed.expires}, old, "agents.renew", agent=body["agent"])
         return Membership(zone, signed.cert, signed.ca, signed.expires)
 
@@ -178,12 +184,16 @@ class Agents:
 
     # For the edge.
 
-    def whois(self, ctx: Context, name: str) -> Actor:
-        """The agent whose certificate says this, or Unauthenticated."""
-        zone, _, agent = name.removeprefix(_PREFIX).partition("/")
+    def whois(self, ctx: Context, name: str, key: str) -> Actor:
+        """The agent that a certificate names, if that certificate is over the key it joined with; else Unauthenticated.
+
+        For callers that verified the certificate of a connection: `key` is the digest of its public key.
+        """
+        zone, _, agent = name.removeprefix(AGENT_URI).partition("/")
         with self._ledger.read(house_of(ctx)) as tx:
-            record = tx.key(house_key("agent", zone)) if name.startswith(_PREFIX) else None
-        if record is None or not agent or record.body["agent"] != agent:
+            record = tx.key(house_key("agent", zone)) if name.startswith(AGENT_URI) else None
+        body = _body(record)
+        if record is None or not agent or not key or (body["agent"], body["key"]) != (agent, key):
             raise Unauthenticated("this agent was removed, or another took its place", "falaj agents invite, and join")
         return Actor(f"agent.{zone}", HOUSE, kind="agent", zone=zone)
 
@@ -204,6 +214,7 @@ class Agents:
 
 _NEW = {
     "agent": "",
+    "key": "",
     "invited": "",
     "invited_until": 0.0,
     "invited_at": 0.0,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from falaj.core.context import HOUSE, Context
+from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.execute import Executor, NodeFacts
 from falaj.core.ports import Series
@@ -21,7 +21,7 @@ from falaj.fleet.elastic import Elastic
 from falaj.fleet.records import Checked, Cluster, NodeView
 from falaj.fleet.signs import Signs
 from falaj.fleet.use import added, check_tenants, every, house_key, house_of, uses
-from falaj.govern.secrets import contains_secret, names_secret
+from falaj.govern.secrets import check_use, contains_secret, names_secret, parse_reference
 from falaj.schedule.words import shown
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
@@ -51,7 +51,7 @@ class Clusters(Signs, Elastic):
         self._opener = opener
         self._resolve = resolve
         self._zone, self._folder = settings.zone, f"{settings.home}/attempts"
-        self._caged = sandbox.options_of(settings)
+        self._settings, self._caged = settings, sandbox.options_of(settings)
         self._opening = threading.Lock()
         self._open: dict[str, tuple[Cluster, Executor]] = {}
 
@@ -77,6 +77,7 @@ class Clusters(Signs, Elastic):
         self._try_address(made)
         with self._ledger.write(_house(ctx)) as tx:
             _check_named(tx, made)
+            _check_secrets(tx, ctx.actor, made)
             known = _records(tx)
             if not known:
                 self._save(tx, self._first(), "clusters.add")
@@ -107,6 +108,8 @@ class Clusters(Signs, Elastic):
             if (made.folder, made.zone) != (old.folder, old.zone):
                 self._check_idle(tx, name)
             _check_named(tx, made, old.tenants)
+            if (made.address, made.options) != (old.address, old.options):
+                _check_secrets(tx, ctx.actor, made)
             return self._save(tx, made, "clusters.change", record)
 
     @verb(group="operate")
@@ -134,7 +137,8 @@ class Clusters(Signs, Elastic):
         """
         with self._ledger.read(house_of(ctx)) as tx:
             known, silent = self.known(tx).values(), self.troubles(tx)
-        return tuple(_shown(ctx, replace(cluster, trouble=silent.get(cluster.name, ""))) for cluster in known)
+            single_user = sandbox.is_single_user(self._settings, tx)
+        return tuple(_shown(ctx, self._seen(cluster, silent, single_user)) for cluster in known)
 
     @verb()
     def show(self, ctx: Context, name: Annotated[str, "the cluster"]) -> Cluster:
@@ -145,7 +149,7 @@ class Clusters(Signs, Elastic):
         """
         with self._ledger.read(house_of(ctx)) as tx:
             found = self._need(tx, name.removeprefix(f"cluster:{HOUSE}/"))[0]
-            return _shown(ctx, replace(found, trouble=self.troubles(tx).get(found.name, "")))
+            return _shown(ctx, self._seen(found, self.troubles(tx), sandbox.is_single_user(self._settings, tx)))
 
     @verb()
     def nodes(self, ctx: Context, cluster: Annotated[str, "of one cluster only"] = "") -> tuple[NodeView, ...]:
@@ -208,11 +212,12 @@ class Clusters(Signs, Elastic):
 
     def check_sandbox(self, ctx: Context) -> None:
         """When a server starts: Unavailable where this machine must enforce what it cannot; else what is missing is
-        said, if anybody but the house's own people may run things here."""
+        logged, if accounts other than the owner of the folder may run jobs here."""
         with self._ledger.read(_house(ctx)) as tx:
             known = [one for one in self.known(tx).values() if one.address.startswith("process:")]
+            single_user = sandbox.is_single_user(self._settings, tx)
         for cluster in known:
-            if self._caged["sandbox"] == "required" or cluster.tenants != (HOUSE,):
+            if self._caged["sandbox"] == "required" or not single_user:
                 executor = self.executor(ctx, cluster)
                 sandbox.say_at_start(executor)
                 executor.close()
@@ -295,8 +300,17 @@ class Clusters(Signs, Elastic):
                 executor.close()
             self._open = {}
 
+    def _seen(self, cluster: Cluster, silent: Mapping[str, str], single_user: bool) -> Cluster:
+        """A cluster with what is seen of it and never declared."""
+        return replace(
+            cluster,
+            trouble=silent.get(cluster.name, ""),
+            unsandboxed=sandbox.unsandboxed(self._caged, cluster.address, cluster.options, single_user),
+        )
+
     def _first(self) -> Cluster:
-        """The cluster of a fresh house. It runs where our keys lie, so only the people who run the house may use it."""
+        """The cluster of a fresh house. It runs where our keys lie, so other tenants may not use it unless an operator
+        lets them."""
         return Cluster("local", "process:", self._zone, tenants=(HOUSE,), folder=self._folder)
 
     def _try_address(self, cluster: Cluster) -> None:
@@ -358,6 +372,12 @@ def _check_named(tx: Reader, cluster: Cluster, before: tuple[str, ...] = ()) -> 
     kind, _, where = cluster.address.partition(":")
     if kind == "agent" and where != cluster.zone:
         raise Invalid(f"the agent of {where[:60]} runs nothing in {cluster.zone}", f"agent:{cluster.zone}, or --zone")
+
+
+def _check_secrets(tx: Reader, actor: Actor, cluster: Cluster) -> None:
+    """Raise Denied unless the caller may use every secret that the executor sends to the cluster's address."""
+    for reference in (value for value in cluster.options.values() if value.startswith("secret://")):
+        check_use(tx.need(parse_reference(reference), HOUSE), actor, HOUSE)
 
 
 def _described(cluster: Cluster, more: Mapping[str, str]) -> Cluster:

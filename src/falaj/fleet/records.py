@@ -30,6 +30,8 @@ class Cluster:
     """open, or closed: what runs there may end, nothing new starts."""
     trouble: str = ""
     """What went wrong when it was last spoken to; empty when it answered. Seen, never declared."""
+    unsandboxed: str = ""
+    """Whose jobs run there without a sandbox: the `owner` of the folder, or `everybody`; empty: none do. Seen, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ class Trigger:
 class TriggerView:
     """A trigger as its people see it."""
 
+    STRUCTURE: ClassVar = ("ref", "flow", "events", "subject", "cool_s", "owner", "started", "last_at")
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "flow", "events", "subject", "started", "last_at", "note")
 
     ref: Ref
@@ -44,6 +46,8 @@ class TriggerView:
 class ScheduleView:
     """A schedule as its people see it."""
 
+    STRUCTURE: ClassVar = ("ref", "flow", "cron", "zone", "catch_up", "owner", "next_at", "last_at", "started")
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "flow", "cron", "zone", "next_at", "last_at", "note")
 
     ref: Ref
@@ -63,6 +67,10 @@ class ScheduleView:
 class HookView:
     """Somebody who is told of events."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "url", "events", "subject", "owner", "state", "waiting", "sent", "dead", "last_at", "reference",
+    )  # fmt: skip
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "url", "events", "state", "waiting", "sent", "last", "note")
 
     ref: Ref
@@ -109,6 +117,8 @@ class DeliveryView:
 class KnockView:
     """A way in for the events of others."""
 
+    STRUCTURE: ClassVar = ("ref", "path", "style", "owner", "heard", "last_at")
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "path", "style", "heard", "last_at", "note")
 
     ref: Ref

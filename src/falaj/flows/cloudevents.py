@@ -9,7 +9,7 @@ from falaj.core.event import Event
 
 MEDIA_TYPE = "application/cloudevents+json; charset=utf-8"
 TYPE = "ae.falaj."
-INNER = frozenset({"facts"})
+INNER = frozenset({"facts", "credential_by"})
 """What events say for our own auditors only."""
 
 

@@ -39,7 +39,23 @@ FIRST_S, LONGEST_S, GIVE_UP_S = 5.0, 6 * 3600.0, 86_400.0
 SWITCH_OFF_S = 5 * 86_400.0
 """A receiver that took nothing for so long is asked no more."""
 MOST_DEAD, MOST_RECENT = 1000, 20
-GONE = "410"
+GONE = 410
+
+
+class DeliveryOutcome(NamedTuple):
+    """What came of one attempt to deliver: the status that the receiver answered, or why there is none."""
+
+    status: int = 0
+    failure: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the receiver took the message."""
+        return 200 <= self.status < 300
+
+    def __str__(self) -> str:
+        """The text that deliveries and hooks show."""
+        return self.failure or str(self.status)
 
 
 @dataclass(slots=True)
@@ -82,7 +98,7 @@ class HookLoop:
         self._lines: dict[Key, Line] = {}
         self._overtaken: set[Key] = set()
         """Hooks that somebody changed while we wrote: what waits for them is read anew."""
-        self._flights: dict[Future[str], Flight] = {}
+        self._flights: dict[Future[DeliveryOutcome], Flight] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._token = 0
         self._ctx: Context
@@ -219,14 +235,14 @@ class HookLoop:
         if url.startswith(MAILTO):
             return _mailed, self._mailer, url, events, f"{hook.key.name}{ready[0].body['id']}"
         try:
-            keys = self._keys.of(self._ctx, hook.key.tenant, hook.body["secret"], hook.body["who"]["id"])
+            keys = self._keys.of(self._ctx, hook)
         except FalajError as error:
             return _failed, f"the secret cannot be read: {error.code}"
         body = encoded(events[0])
         signed = headers_for(keys, events[0]["id"], int(self._ctx.now()), body)
         return _posted, self._post, url, {"content-type": MEDIA_TYPE, **signed}, body
 
-    def _conclude(self, done: list[tuple[Flight, "Future[str]"]]) -> None:
+    def _conclude(self, done: list[tuple[Flight, "Future[DeliveryOutcome]"]]) -> None:
         """Write down what came of it, for all that ended, in one transaction."""
         with self._ledger.write(self._ctx) as tx:
             for flight, future in done:
@@ -235,20 +251,20 @@ class HookLoop:
                     continue  # the hook is gone, and all that waited for it
                 line.flying -= 1
                 error = future.exception()
-                outcome = future.result() if error is None else f"failed: {type(error).__name__}"
+                outcome = future.result() if error is None else DeliveryOutcome(0, f"failed: {type(error).__name__}")
                 dead = self._settle(tx, line, flight.sent, outcome)
                 changed = concluded(hook.body, flight.sent, outcome, dead, self._ctx.now())
                 self._keep(tx, line, changed, "flows.deliver")
 
-    def _settle(self, tx: Writer, line: Line, sent: tuple[Record, ...], outcome: str) -> int:
+    def _settle(self, tx: Writer, line: Line, sent: tuple[Record, ...], outcome: DeliveryOutcome) -> int:
         """Each message by itself: done with, to be tried again, or given up; how many of those."""
-        now, good, dead = self._ctx.now(), outcome.startswith("2"), 0
+        now, good, dead = self._ctx.now(), outcome.accepted, 0
         for old in sent:
             one = tx.key(old.key)
             line.names.discard(old.key.name)
             if one is None:
                 continue
-            mine = {**one.body, "tries": one.body["tries"] + 1, "at": now, "outcome": outcome}
+            mine = {**one.body, "tries": one.body["tries"] + 1, "at": now, "outcome": str(outcome)}
             given_up = not good and now - mine["begun"] >= GIVE_UP_S
             dead += given_up
             if good or (given_up and line.hook.body["dead"] + dead > MOST_DEAD):
@@ -276,13 +292,15 @@ class HookLoop:
         return self._keys.values(self._ctx, HOUSE, settings.mail.password, "mail")[0].decode()
 
 
-def concluded(body: dict[str, Any], sent: tuple[Record, ...], outcome: str, dead: int, now: float) -> dict[str, Any]:
+def concluded(
+    body: dict[str, Any], sent: tuple[Record, ...], outcome: DeliveryOutcome, dead: int, now: float
+) -> dict[str, Any]:
     """What a hook says of itself after an attempt."""
-    common = {"last": outcome, "last_at": now, "note": ""}
-    if outcome.startswith("2"):
+    common = {"last": str(outcome), "last_at": now, "note": ""}
+    if outcome.accepted:
         short = [
             {name: one.body[name] for name in ("id", "verb", "subject")}
-            | {"state": SENT, "tries": one.body["tries"] + 1, "at": now, "outcome": outcome}
+            | {"state": SENT, "tries": one.body["tries"] + 1, "at": now, "outcome": str(outcome)}
             for one in sent
         ]
         held = now + EVERY_S if body["url"].startswith(MAILTO) else 0.0
@@ -290,7 +308,7 @@ def concluded(body: dict[str, Any], sent: tuple[Record, ...], outcome: str, dead
             "fails": 0, "failing_since": 0.0, "held_until": held, "sent": body["sent"] + len(sent),
             "recent": [*short, *body["recent"]][:MOST_RECENT],
         }  # fmt: skip
-    fails, since, gone = body["fails"] + 1, body["failing_since"] or now, outcome == GONE
+    fails, since, gone = body["fails"] + 1, body["failing_since"] or now, outcome.status == GONE
     changed = common | {
         "fails": fails, "failing_since": since, "held_until": now + pause_s(fails), "dead": body["dead"] + dead,
     }  # fmt: skip
@@ -306,19 +324,19 @@ def pause_s(tries: int) -> float:
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  # nosec B311 - spread, not secrecy
 
 
-def _posted(post: Post, url: str, headers: dict[str, str], body: bytes) -> str:
+def _posted(post: Post, url: str, headers: dict[str, str], body: bytes) -> DeliveryOutcome:
     try:
-        return str(post.send(url, headers, body))
+        return DeliveryOutcome(post.send(url, headers, body))
     except FalajError as error:
-        return error.message[:200]
+        return DeliveryOutcome(0, error.message[:200])
 
 
-def _mailed(mailer: Mailer, url: str, events: list[dict[str, Any]], id_: str) -> str:
+def _mailed(mailer: Mailer, url: str, events: list[dict[str, Any]], id_: str) -> DeliveryOutcome:
     try:
-        return str(mailer.send(url, events, id_))
+        return DeliveryOutcome(mailer.send(url, events, id_))
     except FalajError as error:
-        return error.message[:200]
+        return DeliveryOutcome(0, error.message[:200])
 
 
-def _failed(why: str) -> str:
-    return why
+def _failed(why: str) -> DeliveryOutcome:
+    return DeliveryOutcome(0, why)

@@ -10,8 +10,10 @@ from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.flows.signatures import PREFIX
 from falaj.govern.keys import Keyring
-from falaj.govern.secrets import SecretShelf
+from falaj.govern.secrets import SecretShelf, parse_reference
+from falaj.jobs.attempts import submitter_of
 from falaj.store.ledger import Ledger
+from falaj.store.records import Record
 
 REMEMBER_S, OVERLAP_S = 60.0, 86_400.0
 """A secret that was given a new value: the one before it still counts for a day, so that the other side can follow."""
@@ -22,19 +24,27 @@ class Keys:
     """The secrets behind references, for whoever signs and checks."""
 
     def __init__(self, ledger: Ledger, keyring: Keyring) -> None:
-        self._shelf = SecretShelf(ledger, keyring)
+        self._ledger, self._shelf = ledger, SecretShelf(ledger, keyring)
         self._known: dict[tuple[str, str], tuple[float, list[bytes]]] = {}
 
-    def of(self, ctx: Context, tenant: str, reference: str, behalf: str) -> list[bytes]:
-        """The newest first; every look at the shelf is recorded, in the name of whose hook it is."""
+    def of(self, ctx: Context, hook: Record) -> list[bytes]:
+        """The values that a hook signs with, the newest first, if its owner may use the secret.
+
+        The right is checked on every call, the values are read once a minute, and each read is recorded.
+        """
+        tenant, reference, owner = hook.key.tenant, hook.body["secret"], hook.body["who"]["id"]
+        mine = replace(ctx, tenant=tenant)
+        with self._ledger.read(mine) as tx:
+            user = submitter_of(tx, hook)
+        self._shelf.check_user(mine, parse_reference(reference), user, hook.key.project)
         until, known = self._known.get((tenant, reference), (0.0, []))
         if ctx.now() < until:
             return known
-        found = self.values(ctx, tenant, reference, behalf)
+        values = self.values(ctx, tenant, reference, owner)
         if len(self._known) >= MOST:
             self._known.clear()
-        self._known[tenant, reference] = (ctx.now() + REMEMBER_S, found)
-        return found
+        self._known[tenant, reference] = (ctx.now() + REMEMBER_S, values)
+        return values
 
     def values(self, ctx: Context, tenant: str, reference: str, behalf: str) -> list[bytes]:
         """The newest value, and the one before it while both count."""
@@ -48,7 +58,7 @@ class Keys:
 
 
 def reference_of(here: Here, secret: str, name: Ref, made: str) -> tuple[str, str]:
-    """The reference of a secret that its caller may see, or of one made now; and its value, where it was made."""
+    """The reference of a secret that its caller may use, or of one made now; and its value, where it was made."""
     if secret and not secret.startswith("secret:"):
         raise Invalid("that is no name of a secret", "put it on the shelf and name it: --secret secret:project/name")
     if secret.startswith("secret://"):
@@ -56,7 +66,7 @@ def reference_of(here: Here, secret: str, name: Ref, made: str) -> tuple[str, st
     ref = Ref.parse(secret) if secret else Ref("secret", name.project, made)
     value = ""
     try:
-        view = here.secrets.show(ref)
+        view = here.secrets.use(ref, name.project)
     except NotFound:
         if secret:
             raise

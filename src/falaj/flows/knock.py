@@ -159,7 +159,7 @@ class Knocks(Shared):
     def _signing(self, ctx: Context, record: Record) -> list[bytes]:
         if self._keys is None:
             self._keys = Keys(self._ledger, self._keyring)
-        return self._keys.of(ctx, record.key.tenant, record.body["secret"], record.body["who"]["id"])
+        return self._keys.of(ctx, record)
 
     _keys: Keys | None = None
 
@@ -175,7 +175,7 @@ def checked_take(take: Mapping[str, str]) -> dict[str, str]:
     for field, path in take.items():
         if not _FIELD.fullmatch(field) or not all(_STEP.fullmatch(step) for step in path.split(".")):
             raise Invalid(f"{field[:60]}={path[:60]} takes nothing", "name=a.b.c: letters, and steps between dots")
-        if field in ("message", "digest", "facts", "tenant", "sealed", "inputs", "verb", "subject"):
+        if field in ("message", "digest", "facts", "credential_by", "tenant", "sealed", "inputs", "verb", "subject"):
             raise Invalid(f"the field {field} is said by every knock", "choose another name")
     return dict(take)
 

@@ -14,7 +14,7 @@ from falaj.jobs.attempts import at_work, barred, submitter_of
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
-KNOWN_S = 5.0
+KNOWN_S = 0.5
 """What an owner may see is asked again after so long."""
 MOST_KNOWN = 20_000
 

@@ -19,6 +19,8 @@ FUNCTION, JOB, VERB, GATE = "function", "job", "verb", "gate"
 class StepPlan:
     """One step: a function of the flow's file or a command, each as a job; a verb of the platform; or a gate."""
 
+    STRUCTURE: ClassVar = ("name", "kind", "after", "entry", "retries", "timeout_s", "cache", "always")
+
     name: str
     kind: str = FUNCTION
     after: tuple[str, ...] = ()
@@ -47,6 +49,8 @@ class StepPlan:
 class FlowPlan:
     """A flow as data: what its Python file said."""
 
+    STRUCTURE: ClassVar = ("steps", "queue", "at_once")
+
     steps: tuple[StepPlan, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     """Name to default; None: must be given."""
@@ -61,6 +65,7 @@ class FlowPlan:
 class StepView:
     """One step of one run."""
 
+    STRUCTURE: ClassVar = ("name", "state", "jobs", "tries", "started_at", "ended_at")
     COLUMNS: ClassVar[tuple[str, ...]] = ("name", "state", "jobs", "seconds", "cached", "note")
 
     name: str
@@ -85,6 +90,8 @@ class StepView:
 class RunView:
     """One run of a flow as its people see it."""
 
+    STRUCTURE: ClassVar = ("ref", "flow", "state", "steps", "begun_by", "started_at", "ended_at")
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "done", "begun_by", "started_at", "note")
 
     ref: Ref
@@ -116,6 +123,8 @@ class RunView:
 class FlowView:
     """A flow with its versions' newest plan."""
 
+    STRUCTURE: ClassVar = ("ref", "plan", "code", "made_at", "made_by", "runs", "schedule")
+    MARKER: ClassVar = "message"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "steps", "runs", "schedule", "message")
 
     ref: Ref
@@ -136,6 +145,8 @@ class FlowView:
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """Some runs and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("runs", "next")
 
     runs: tuple[RunView, ...]
     next: str = ""

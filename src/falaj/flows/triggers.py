@@ -11,6 +11,7 @@ from falaj.core.event import Event, new_id
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.flows.asks import Trigger, TriggerView
+from falaj.flows.cloudevents import INNER
 from falaj.flows.owners import Shared
 from falaj.govern.secrets import contains_secret
 from falaj.jobs.attempts import who_of
@@ -183,7 +184,7 @@ def filled(params: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any
 def known_of(event: Event) -> dict[str, Any]:
     """What parameters may take from an event."""
     subject = event.subject
-    body = {name: value for name, value in event.body.items() if name != "facts"}
+    body = {name: value for name, value in event.body.items() if name not in INNER}
     return {
         **body, "subject": str(subject), "project": subject.project, "name": subject.name,
         "version": subject.version, "verb": event.verb, "event": event.id, "at": event.at,

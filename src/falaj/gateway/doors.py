@@ -13,8 +13,10 @@ from falaj.core.errors import Denied, FalajError, NotFound
 from falaj.core.release import VERSION
 from falaj.core.trace import SERVER, Tracer, parse
 from falaj.gateway import paths
+from falaj.gateway.admission import FREE_METHODS, LENGTH, Admission, Lead, Pending
 from falaj.gateway.callers import Caller, Callers, key_of, slow_down
 from falaj.gateway.holding import Holding
+from falaj.gateway.hosts import HostNames
 from falaj.gateway.lots import Lot
 from falaj.gateway.metrics import Metrics
 from falaj.gateway.passing import DIRECT, Passing
@@ -23,10 +25,11 @@ from falaj.gateway.pick import pick
 from falaj.gateway.plans import Plans
 from falaj.gateway.protocols import GrpcPassing, RestPassing, grpc_problem
 from falaj.gateway.straight import Straight, Way, way_of
+from falaj.gateway.streams import OpenStreams
 from falaj.gateway.table import Name, Routed, Table
 from falaj.gateway.tally import Pages, Tallies, Tally, at
+from falaj.oip.budget import over_budget
 from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, Call, GrpcCall, GrpcReply, Reply
-from falaj.oip.frames import Packed
 from falaj.oip.hop import LOST, Missed
 from falaj.oip.http1 import Turned
 from falaj.oip.messages import METHODS
@@ -42,52 +45,14 @@ if TYPE_CHECKING:
     from falaj.platform import House
 
 Cancel = Callable[[], None]
-LENGTH = b"inference-header-content-length"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics", "sequence")
 _FREE = frozenset({paths.LIVE, paths.READY, paths.ABSENT})
-_OWN = frozenset({paths.SERVER, paths.INDEX, paths.CHANGE})
+_OWN = frozenset({paths.SERVER, paths.INDEX, paths.CHANGE, paths.METRICS})
 MOST_PATHS, MOST_SHADOWS = 4096, 256
-_FIXED = Denied("endpoints are not changed by their callers", "revisions change by: falaj serve deploy")
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 _ABOUT = {"name": "falaj", "version": VERSION, "extensions": list(EXTENSIONS)}
 _OWN_METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex", "RepositoryModelLoad",
                 "RepositoryModelUnload")  # fmt: skip
-
-
-class Pending:
-    """A request whose caller is being looked up."""
-
-    __slots__ = ("cancelled", "inner")
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self.inner: Cancel | None = None
-
-    def cancel(self) -> None:
-        """The caller went away."""
-        self.cancelled = True
-        if self.inner is not None:
-            self.inner()
-
-
-class Lead:
-    """What HTTP requests that have one head share, found out once: what they ask for, and who asks."""
-
-    __slots__ = ("caller", "headers", "infers", "key", "named", "path", "target", "turn", "version", "way", "who")
-
-    def __init__(self, target: Target, headers: Mapping[bytes, bytes]) -> None:
-        self.target, self.infers = target, target.what is paths.INFER
-        self.path, self.version = target.path, target.version
-        self.who = headers.get(b"authorization", b"")
-        self.key = key_of(headers, self.who, target.name)
-        length = headers.get(LENGTH)
-        self.headers = NO_HEADERS if length is None else Packed({LENGTH: length})
-        """What a replica is told of them."""
-        self.named = b"falaj-sequence" in headers
-        self.caller: Caller | None = None
-        self.way: Way | None = None
-        self.turn = -1
-        """Where they all go, as it was in that turn of the table; None where each is looked at."""
 
 
 class Doors:
@@ -101,6 +66,11 @@ class Doors:
         self.metrics: Metrics
         self.listening: list[Any] = []
         """What takes callers' connections."""
+        self.hosts = HostNames(("localhost",))
+        self.streams = OpenStreams(callers)
+        self.admission = Admission(callers, self._lead, self.count_refusal)
+        self.budget, self.vouch = self.admission.budget, callers.vouch
+        self.judge, self.judge_grpc = self.admission.judge, self.admission.judge_grpc
         self.tracer: Tracer | None = None
         self.open = True
         """False while we drain: load balancers look elsewhere."""
@@ -172,18 +142,26 @@ class Doors:
         """Answer one HTTP request, now or later."""
         lead: Lead | None = call.head.lead if call.head is not None else None
         if lead is None:
-            lead = self._lead(call, reply)
+            lead = self._lead(call.method, call.path, call.headers, reply)
             if lead is None:
                 return None
+            if call.head is not None:
+                call.head.lead = lead
         caller, now = lead.caller, time.monotonic()
         if caller is None or now >= caller.early:
             caller = lead.caller = self._callers.known(lead.key, lead.who, now)
             lead.turn = -1
             if caller is None:
-                pending = Pending()
+                pending = self.admission.hold(len(call.body))
+                if pending is None:
+                    self._refuse(over_budget(), reply)
+                    return None
                 then = partial(self._later, pending, partial(self._rest, lead, call, reply))
-                self._callers.ask(lead.key, lead.who, call.peer, then)
-                return pending.cancel
+                caller = self._callers.ask(lead.key, lead.who, call.peer, then)
+                if caller is None:
+                    return pending.cancel
+                pending.cancel()
+                return self._rest(lead, call, reply, caller, now)
         way = lead.way
         if way is not None and lead.turn == self._table.turn:
             link = way.link
@@ -240,7 +218,7 @@ class Doors:
     def grpc(self, call: GrpcCall, reply: Callable[[GrpcReply], Any]) -> Cancel | None:
         """Answer one message of a gRPC call, now or later."""
         method = call.method
-        if method in ("ServerLive", "ServerReady"):
+        if method in FREE_METHODS:
             name = "live" if method == "ServerLive" else "ready"
             reply(GrpcReply(encode(METHODS[method][1], {name: self.open or name == "live"})))
             return None
@@ -260,22 +238,33 @@ class Doors:
         caller = self._callers.known(key, who, time.monotonic())
         if caller is not None:
             return self._grpc(number, call, reply, caller)
-        pending = Pending()
-        self._callers.ask(key, who, call.peer, partial(self._later, pending, partial(self._grpc, number, call, reply)))
-        return pending.cancel
+        pending = self.admission.hold(len(call.message))
+        if pending is None:
+            reply(GrpcReply(code=CODES["quota-exceeded"], text=str(over_budget()), metadata=((b"retry-after", b"1"),)))
+            return None
+        then = partial(self._later, pending, partial(self._grpc, number, call, reply))
+        caller = self._callers.ask(key, who, call.peer, then)
+        if caller is None:
+            return pending.cancel
+        pending.cancel()
+        return self._grpc(number, call, reply, caller)
 
     def _later(self, pending: Pending, go: Callable[[Caller], Cancel | None], caller: Caller) -> None:
         if not pending.cancelled:
+            if pending.reservation is not None:
+                pending.reservation.release()
             pending.inner = go(caller)
 
-    def _lead(self, call: Call, reply: Callable[[Reply], Any]) -> Lead | None:
+    def _lead(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], reply: Callable[[Reply], Any]
+    ) -> Lead | None:
         """What is asked for, and by whom; None where that is answered already."""
         try:
-            target = self._targets.get(call.path) or self._target(call.path)
+            target = self._targets.get(path) or self._target(path)
         except FalajError as error:
             self._refuse(error, reply)
             return None
-        if target.method and call.method != target.method and (call.method, target.method) != (b"HEAD", b"GET"):
+        if target.method and method != target.method and (method, target.method) != (b"HEAD", b"GET"):
             told = refusal(405, "this address takes another method", target.method.decode())
             told.headers = ((b"allow", target.method),)
             reply(told)
@@ -283,22 +272,22 @@ class Doors:
         if target.what in _FREE:
             reply(self._plain(target.what))
             return None
-        lead = Lead(target, call.headers)
-        if call.head is not None:
-            call.head.lead = lead
-        return lead
+        if not self.hosts.accept(headers.get(b"host")):
+            self.metrics.refused["denied"] += 1
+            reply(refusal(421, "the gateway does not answer to that host name", "add it to the setting `hosts`"))
+            return None
+        return Lead(target, headers)
 
     def _rest(
         self, lead: Lead, call: Call, reply: Callable[[Reply], Any], caller: Caller, now: float = 0.0
     ) -> Cancel | None:
         what, now = lead.target.what, now or time.monotonic()
+        if caller.refused is not None:
+            self._refuse(caller.refused, reply)
+            return None
         try:
-            if not lead.infers:
-                if what in _OWN:
-                    return self._own(what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
-                if what is paths.METRICS:
-                    reply(self._told(caller))
-                    return None
+            if not lead.infers and what in _OWN:
+                return self._rest_own(what, caller, reply)
             routed = self._admitted(caller, now)
         except FalajError as error:
             self._refuse(error, reply)
@@ -325,19 +314,35 @@ class Doors:
             call.headers = {**call.headers, b"traceparent": link}
         return one.begin()
 
+    def _rest_own(self, what: str, caller: Caller, reply: Callable[[Reply], Any]) -> Cancel | None:
+        """What the gateway answers by itself, by HTTP."""
+        if what is paths.METRICS:
+            reply(self._told(caller))
+            return None
+        return self._own(what, caller, lambda rows: reply(said(rows)), lambda no: reply(problem(no)))
+
+    def _grpc_own(
+        self, method: str, caller: Caller, reply: Callable[[GrpcReply], Any], no: Callable[[FalajError], Any]
+    ) -> Cancel | None:
+        """The same by gRPC; a caller who was refused gets the refusal."""
+        if caller.refused is not None:
+            no(caller.refused)
+            return None
+        what = {"ServerMetadata": paths.SERVER, "RepositoryIndex": paths.INDEX}.get(method, paths.CHANGE)
+        message = METHODS[method][1]
+        wrap: Callable[[Any], Any] = (lambda rows: {"models": rows}) if what is paths.INDEX else dict
+        return self._own(what, caller, lambda rows: reply(GrpcReply(encode(message, wrap(rows)))), no)
+
     def _grpc(self, version: int, call: GrpcCall, reply: Callable[[GrpcReply], Any], caller: Caller) -> Cancel | None:
         method, metadata = call.method, call.metadata
 
         def no(error: FalajError) -> None:
-            self.metrics.refused[error.code] += 1
+            self.count_refusal(error)
             reply(grpc_problem(method, CODES.get(error.code, 13), str(error)))
 
         try:
-            if method in _OWN_METHODS:
-                what = {"ServerMetadata": paths.SERVER, "RepositoryIndex": paths.INDEX}.get(method, paths.CHANGE)
-                made = METHODS[method][1]
-                wrap: Callable[[Any], Any] = (lambda rows: {"models": rows}) if what is paths.INDEX else dict
-                return self._own(what, caller, lambda rows: reply(GrpcReply(encode(made, wrap(rows)))), no)
+            if method in _OWN_METHODS or caller.refused is not None:
+                return self._grpc_own(method, caller, reply, no)
             now = time.monotonic()
             routed = self._admitted(caller, now)
         except FalajError as error:
@@ -351,6 +356,7 @@ class Doors:
             one.deadline, one.own = call.deadline, False
         call.deadline, call.metadata = one.deadline, NO_HEADERS
         one.key = metadata.get(routed.sticky)
+        self.streams.add(one, metadata)
         if version:
             one.version = version
         if method not in ("ModelInfer", "ModelStreamInfer"):
@@ -393,15 +399,17 @@ class Doors:
         one.span = self.tracer.begin("infer", parse(headers.get(b"traceparent")), SERVER)
         return one.span.link.header.encode() if one.span is not None else b""
 
-    def _refuse(self, error: FalajError, reply: Callable[[Reply], Any]) -> None:
+    def count_refusal(self, error: FalajError) -> None:
+        """One more request that was refused."""
         self.metrics.refused[error.code] += 1
+
+    def _refuse(self, error: FalajError, reply: Callable[[Reply], Any]) -> None:
+        self.count_refusal(error)
         reply(problem(error))
 
     def _told(self, caller: Caller) -> Reply:
         """Counts over all tenants, so only the house's own people and services see them; as the platform's are."""
-        if caller.refused is not None or caller.actor is None:
-            raise caller.refused or _FIXED
-        if caller.actor.tenant != HOUSE:
+        if caller.actor is None or caller.actor.tenant != HOUSE:
             raise Denied("metrics count every tenant's calls", "ask with an account of the tenant `house`")
         connected = sum(len(one.connections) for one in self.listening)
         return Reply(200, (self.metrics.text(connected),), kind=_TEXT)
@@ -409,8 +417,6 @@ class Doors:
     def _admitted(self, caller: Caller, now: float) -> Routed:
         routed, turn = caller.routed, self._table.turn
         if routed is None or caller.turn != turn:
-            if caller.refused is not None:
-                raise caller.refused
             routed = self._table.routes.get(caller.name)
             if routed is None:
                 hint = "falaj serve list shows those you may call"
@@ -426,8 +432,8 @@ class Doors:
         self, what: str, caller: Caller, give: Callable[[Any], Any], no: Callable[[FalajError], Any]
     ) -> Cancel | None:
         """What the gateway answers by itself."""
-        if caller.refused is not None or what is paths.CHANGE or caller.actor is None:
-            raise caller.refused or _FIXED
+        if what is paths.CHANGE or caller.actor is None:
+            raise Denied("endpoints are not changed by their callers", "revisions change by: falaj serve deploy")
         if what is paths.SERVER:
             give(_ABOUT)
             return None

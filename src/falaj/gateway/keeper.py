@@ -1,6 +1,7 @@
 """The keeper: `falaj up` starts a gateway beside itself once there is an endpoint, and starts it again when it ends."""
 
 import logging
+import os
 import subprocess  # nosec B404 - our own program, no shell
 import sys
 import threading
@@ -82,9 +83,10 @@ class Keeper(threading.Thread):
 
     def _once(self) -> int:
         """One life of it. It ends with us: its standard input is a pipe that closes when we go, however we go."""
-        command = [sys.executable, "-m", "falaj", "--at", self._house.settings.home, "gateway", "--until-eof"]
+        # -P: whatever lies in the folder that the server was started in is no module of ours.
+        command = [sys.executable, "-P", "-m", "falaj", "--at", self._house.settings.home, "gateway", "--until-eof"]
         with subprocess.Popen(  # noqa: S603 # nosec B603 - our own program, no shell
-            [*command, *self._flags], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [*command, *self._flags], env=dict(os.environ), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         ) as child:
             self._child = child
             if self._ending.is_set():

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from falaj.api.server import RENEW_EVERY_S, Address
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
@@ -23,8 +24,10 @@ from falaj.gateway import plans
 from falaj.gateway.callers import Callers
 from falaj.gateway.doors import Doors
 from falaj.gateway.holding import Holding
+from falaj.gateway.hosts import HostNames
 from falaj.gateway.link import Link
 from falaj.gateway.metrics import Metrics
+from falaj.gateway.streams import CHECK_S
 from falaj.gateway.table import Follower, Name, Table
 from falaj.gateway.tally import Pages, Tallies
 from falaj.gateway.watching import Came, Watching
@@ -81,6 +84,8 @@ class Gateway:
         self.callers = Callers(house, self._pool, loop, self._find)
         self.doors = Doors(house, self.table, self.callers, self._pool, self.pages)
         self.doors.tallies, self.doors.plans = self.tallies, self.plans
+        outside = urlsplit(house.settings.gateway_url).hostname or "localhost"
+        self.doors.hosts = HostNames((*_names(house, self._http_at, self._grpc_at), outside))
         self.doors.tracer = tracer("falaj-gateway", share=TRACED)
         self.holding = self.doors.holding = Holding(self._wake)
         self.doors.metrics, self.doors.listening = Metrics(self.tallies, self.table, self.holding), self._doors
@@ -96,6 +101,7 @@ class Gateway:
         await loop.run_in_executor(self._pool, self._told, True)
         await loop.run_in_executor(self._pool, house.join, "gateway", self.addresses.http)
         self._every("count", SECOND_S, self._second)
+        self._every("streams", CHECK_S, lambda: self.doors.streams.check(time.monotonic()))
         self._every("doors", DOORS_S, lambda: self._pool.submit(self._told))
         self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))
         self._every("profiles", plans.EVERY_S, lambda: self.watching.renew(self.table.routes))
@@ -120,6 +126,7 @@ class Gateway:
         self.table.close()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._pool, self._untold)
+        self.callers.close()
         await loop.run_in_executor(None, self._book.shutdown)
         await loop.run_in_executor(None, self._pool.shutdown)
 
@@ -144,14 +151,14 @@ class Gateway:
             _log.info("a lease runs out by itself", extra={"why": error.message})
 
     async def _open(self) -> None:
-        at, scheme = self._http_at, "https" if self._tls.cert else "http"
-        http = await _listening(serve_http(self.doors, at.host, at.port, ssl=self._context()), at)
+        at, scheme, budget = self._http_at, "https" if self._tls.cert else "http", self.doors.budget
+        http = await _listening(serve_http(self.doors, at.host, at.port, ssl=self._context(), budget=budget), at)
         self._doors.append(http)
         url = f"{scheme}://{_named(at, http.address[1])}"
         grpc_url = ""
         if self._grpc_at is not None:
             at = self._grpc_at
-            grpc = await _listening(serve_h2(self.doors, at.host, at.port, ssl=self._context()), at)
+            grpc = await _listening(serve_h2(self.doors, at.host, at.port, ssl=self._context(), budget=budget), at)
             self._doors.append(grpc)
             grpc_url = _named(at, grpc.address[1])
         self.addresses = serve.Doors(self._house.settings.gateway_url.rstrip("/") or url, grpc_url)
@@ -204,6 +211,7 @@ class Gateway:
 
     def _second(self) -> None:
         self.follower.hurried = bool(len(self.holding))
+        self.callers.write_refusals()
         rows, kept = self.tallies.rows(time.time()), list(self.pages.take())
         if self.pages.dropped:
             _log.warning("requests were not kept", extra={"count": self.pages.dropped})

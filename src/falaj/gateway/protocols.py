@@ -84,6 +84,12 @@ class GrpcPassing(Passing):
             return
         super().took(link, reply)
 
+    def revoke(self, error: FalajError) -> None:
+        """End it, and the stream it belongs to: its caller may not call any more."""
+        if not self.over:
+            self.cancel()
+            self.reply(GrpcReply(code=CODES.get(error.code, 13), text=str(error)))
+
     def _again(self, link: Link, now: float, could: str) -> bool:
         return not self.begun and super()._again(link, now, could)
 
@@ -101,8 +107,8 @@ class GrpcPassing(Passing):
 
 
 def grpc_problem(method: str, code: int, text: str) -> GrpcReply:
-    """An error as a call is told."""
-    if method == "ModelStreamInfer":
+    """An error as a call is told. Only a caller who is not authenticated loses the whole stream by it."""
+    if method == "ModelStreamInfer" and code != CODES["unauthenticated"]:
         return GrpcReply(stream_error(text))
     return GrpcReply(code=code, text=text)
 

@@ -2,7 +2,7 @@
 
 An approval is about one action on one digest; its name is made of both, so another digest is another approval and a
 change of anything voids what was said. Voices are counted by person (what the identity provider calls them), never by
-account.
+account, and two people count as two only if neither made the credential of the other.
 """
 
 import hashlib
@@ -31,7 +31,10 @@ KIND, PROJECT = "approval", "approvals"
 _ACTION = r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}"
 _DIGEST = r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}"
 _OTHER = "the digest is another one than was asked about"
-_CAN = "another person with the role approver or dpo can"
+_MADE_BY_ASKER = "the credential was made by the person who asks, or by an author"
+_OWNER = "os:"
+"""Prefix of the person of an embedded folder's owner. The owner enrols all accounts there, and holds the keys: that
+bars the others from approving the owner's own requests, and the owner from nothing."""
 
 
 def standing(approval: Approval, now: float) -> Standing:
@@ -73,6 +76,10 @@ def may_speak(approval: Approval, voice: Voice) -> str:
     if voice.person in approval.barred or voice.actor in approval.barred:
         hasty = ", nor does anybody whose last emergency nobody ratified" if approval.emergency else ""
         return f"an author does not approve the own work{hasty}"
+    if set(voice.makers) & {approval.asker, *approval.barred}:
+        return _MADE_BY_ASKER
+    if voice.person in approval.asker_makers and not voice.person.startswith(_OWNER):
+        return "you made the credential of the person who asks"
     if not set(voice.roles) & set(approval.roles):
         return f"this needs one of the roles {', '.join(approval.roles)}"
     return "" if voice.digest == approval.digest else _OTHER
@@ -86,13 +93,23 @@ def stricter(approval: Approval, barred: tuple[str, ...] = (), needs: int = 0, d
 
 
 def _counted(approval: Approval, now: float) -> list[Voice]:
-    """One voice a person, the earliest, in order of time."""
-    seen: dict[str, Voice] = {}
+    """One voice a person, the earliest; a person and the maker of that person's credential count as one."""
+    counted: list[Voice] = []
     for voice in sorted(approval.voices, key=lambda v: v.at):
         timely = approval.asked <= voice.at <= now and voice.at < approval.expires
-        if voice.says == "give" and timely and not may_speak(approval, voice):
-            seen.setdefault(voice.person, voice)
-    return list(seen.values())
+        if voice.says != "give" or not timely or may_speak(approval, voice):
+            continue
+        if all(is_independent(voice, earlier) for earlier in counted):
+            counted.append(voice)
+    return counted
+
+
+def is_independent(first: Voice, second: Voice) -> bool:
+    """True for two people of whom neither made the credential of the other."""
+    if first.person == second.person:
+        return False
+    pairs = (first.person, second.makers), (second.person, first.makers)
+    return not any(person in makers and not person.startswith(_OWNER) for person, makers in pairs)
 
 
 def _complete_at(approval: Approval, good: list[Voice]) -> float:
@@ -225,6 +242,9 @@ class Approvals:
     def propose(self, ctx: Context, tx: Writer, question: Approval) -> ApprovalState:
         """Put a question in a transaction of a room of ours; the same question again is found, not asked twice."""
         _check(question)
+        # The person a run acts for is behind what it asks, and may not approve it either.
+        behind = self.persons(ctx, ctx.actor.behalf) if ctx.actor.behalf else ()
+        question = replace(question, asker_makers=ctx.actor.makers, barred=(*question.barred, *behind))
         ref = approval_ref(question.action, question.digest)
         old = tx.get(ref)
         if old is not None:
@@ -351,14 +371,16 @@ def _as_strict(old: Approval, new: Approval) -> bool:
     """True when what was asked before is no easier to pass than what is asked now."""
     known = {old.asker, *old.barred}
     harder = old.needs >= new.needs and old.dpo >= new.dpo and set(old.roles) <= set(new.roles)
-    return harder and known >= {new.asker, *new.barred} and (new.emergency or not old.emergency)
+    known_makers = set(old.asker_makers) >= set(new.asker_makers)
+    return harder and known_makers and known >= {new.asker, *new.barred} and (new.emergency or not old.emergency)
 
 
 def _both(old: Approval, new: Approval) -> Approval:
     """One question under the rules of both: asking again makes it harder, and never loses what people said."""
     roles = tuple(role for role in old.roles if role in new.roles) or new.roles
     merged = stricter(old, (new.asker, *new.barred), new.needs, new.dpo)
-    return replace(merged, roles=roles, emergency=old.emergency and new.emergency)
+    makers = tuple(dict.fromkeys((*old.asker_makers, *new.asker_makers)))
+    return replace(merged, roles=roles, emergency=old.emergency and new.emergency, asker_makers=makers)
 
 
 def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
@@ -372,10 +394,25 @@ def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
         raise Denied("only people of this tenant approve here", "ask one of its approvers", ref)
     why = may_speak(approval, voice)
     if why:
-        can = f"look at what is asked: falaj approvals show {ref.bare}" if why == _OTHER else _CAN
-        raise Denied(f"your voice does not count here: {why}", can, ref)
+        raise Denied(f"your voice does not count here: {why}", _refusal_hint(approval, why, ref), ref)
     if voice.says == "give" and any(v.person == voice.person for v in approval.voices):
         raise Conflict("you have approved it already", "another person must", ref)
+    if voice.says == "give" and not all(is_independent(voice, other) for other in _counted(approval, ctx.now())):
+        raise Denied(
+            "your voice does not count here: you made the credential of a person who approved it, or that person yours",
+            _refusal_hint(approval, "", ref),
+            ref,
+        )
+
+
+def _refusal_hint(approval: Approval, why: str, ref: Ref) -> str:
+    """What helps after a voice was refused for the reason `why`."""
+    if why == _OTHER:
+        return f"look at what is asked: falaj approvals show {ref.bare}"
+    roles = " or ".join(approval.roles)
+    if why == _MADE_BY_ASKER:
+        return f"have another person ask, or a person approve ({roles}) whom the asker did not enrol"
+    return f"another person with the role {roles} can"
 
 
 def _voice(ctx: Context, says: str, digest: str, reason: str) -> Voice:
@@ -390,6 +427,7 @@ def _voice(ctx: Context, says: str, digest: str, reason: str) -> Voice:
         digest=digest,
         behalf=actor.behalf,
         reason=reason,
+        makers=actor.makers,
     )
 
 

@@ -1,7 +1,7 @@
-"""Fresh: small facts asked on every call, at most a second old; forgotten at once where this process changes them.
+"""Fresh: small facts asked on every call, at most `STALE_S` old; forgotten at once where this process changes them.
 
-Where the store is far away they are read again before that second is over, beside the calls that ask for them: else
-every second somebody would have to wait for it, and all who stand behind them.
+Where the store is far away they are read again before that time is over, beside the calls that ask for them: else
+a call, and all calls queued behind it, would wait for the store again and again.
 """
 
 import threading
@@ -13,8 +13,9 @@ from typing import Generic, TypeVar
 from falaj.core.errors import FalajError
 from falaj.store.ledger import Ledger, Writer
 
-STALE_S = 1.0
-"""What another replica changed is seen here after so long at most."""
+STALE_S = 0.375
+"""Seconds after which a change by another replica is seen here at the latest. With the guard's judgements (`JUDGED_S`)
+and the gateway's callers (`KNOWN_S` there) it stays below a second: within that a revocation acts everywhere."""
 AHEAD = 0.75
 """When so much of its time is over, what is asked for is read again."""
 

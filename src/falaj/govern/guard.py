@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from threading import Lock, local
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from falaj.core.bind import options
 from falaj.core.context import Actor, Context, Decision
@@ -20,24 +20,20 @@ from falaj.core.permit import Permit, PermitDesk
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import Verb
+from falaj.core.withhold import Withheld
 from falaj.govern.grants import outside_of
 from falaj.govern.place import OUTWARD
 from falaj.govern.policy import Authorizer, Facts
-from falaj.govern.records import Move, Verdict
+from falaj.govern.records import Verdict
 from falaj.govern.things import Thing, desk_ref, desk_thing, label_of, missing, things_of
+from falaj.govern.viewing import Residency, Viewing
 from falaj.store.codec import from_json, to_json, to_stable_json
 from falaj.store.ledger import Ledger, Writer
 
 TALLY_S = 60.0
 MOST_TALLIES = 10_000
-JUDGED_S = 0.25
+JUDGED_S = 0.125
 """So long a judgement on what is called often is good for the same call again, unless something is changed here."""
-
-
-class Residency(Protocol):
-    """What the guard needs of zones: the answer of place() over the places, rules and grants that stand now."""
-
-    def verdict(self, move: Move, now: float) -> Verdict: ...
 
 
 class _Page(local):
@@ -81,6 +77,9 @@ class Guard:
         self._changed = 0
         self._counting = Lock()
         self._page = _Page()
+        self._viewing = Viewing(
+            ledger, authorizer, residency, lambda ctx, thing, placed: self._known(ctx, thing, placed=placed)
+        )
 
     def call(self, desk: str, room: object, verb: Verb, ctx: Context, arguments: Mapping[str, Any]) -> Any:
         """Run one verb for one caller, or raise what forbids it."""
@@ -91,26 +90,47 @@ class Guard:
         except _Refused as refused:
             self.record_denial(replace(ctx, decision=refused.decision), action, refused.why)
             raise refused.told from None
+        except Denied as denied:
+            decision = Decision(False, ("label",), reason=denied.message, hint=denied.hint)
+            self.record_denial(replace(ctx, decision=decision), action, denied)
+            raise
         try:
             return self._run(desk, room, verb, ctx, things, arguments)
         except _Barred as barred:
             # A verb under way was refused a movement and let that stand: as much a fact as a refusal at the door.
             self.record_denial(replace(ctx, decision=barred.decision), action, barred)
             raise
+        except Withheld as withheld:
+            self.record_denial(ctx, action, withheld)
+            raise
+
+    def check(self, desk: str, verb: Verb, ctx: Context, arguments: Mapping[str, Any]) -> None:
+        """Raise what forbids a call at this moment, without making it; a refusal is recorded."""
+        action = f"{desk}.{verb.name}"
+        try:
+            self._admit_anew(action, verb, ctx, arguments)
+        except _Refused as refused:
+            self.record_denial(replace(ctx, decision=refused.decision), action, refused.why)
+            raise refused.told from None
 
     def _run(
         self, desk: str, room: object, verb: Verb, ctx: Context, things: Sequence[Thing], arguments: Mapping[str, Any]
     ) -> Any:
-        action, run = f"{desk}.{verb.name}", getattr(room, verb.name)
+        action, method = f"{desk}.{verb.name}", getattr(room, verb.name)
         subject = next((t.ref for t in things if t.record is not None), None) or desk_ref(desk)
         if verb.often and not ctx.keyed:
             self._tallied(action, ctx, subject)
-            return run(ctx, **arguments)
-        if verb.reading and not ctx.keyed:
-            return self._read(action, ctx, subject, lambda: run(ctx, **arguments))
+            return method(ctx, **arguments)
+
+        def run() -> Any:
+            return self._viewing.show(action, verb, ctx, things, method(ctx, **arguments))
+
+        if verb.reading and not (ctx.keyed and verb.once):
+            # Also where the caller named the request: a repeat is judged and answered anew, and changes nothing.
+            return self._read(action, ctx, subject, run)
         if verb.outside:
-            return self._outside(action, ctx, subject, lambda: run(ctx, **arguments))
-        return self._inside(action, verb, ctx, subject, lambda: run(ctx, **arguments), arguments)
+            return self._outside(action, ctx, subject, run)
+        return self._inside(action, verb, ctx, subject, run, arguments)
 
     def close(self) -> None:
         """Record what was counted and not told yet."""
@@ -178,11 +198,18 @@ class Guard:
         into = (arguments.get(verb.into) if verb.into else "") or ctx.zone
         purpose = (arguments.get(verb.purpose) if verb.purpose else "") or ctx.purpose
         label = label_of(arguments.get("label"), verb, things)
+        carried = self._viewing.workload_label(verb, ctx, things)
+        if carried is not None and label is not None:
+            label = label.join(carried)
         if label is not None or purpose != ctx.purpose:
             ctx = ctx.meaning(purpose, label)
         decision: Decision | None = None
         for thing in things or (desk_thing(action.partition(".")[0], ctx.zone),):
             decision = self._ask(action, ctx, thing, self._movement(verb, ctx, thing, into))
+            if verb.group == "write" and verb.writes and not thing.written:
+                self._viewing.check_use(action, ctx, thing)
+        if carried is not None:
+            self._viewing.check_workload(action, verb, ctx, things, carried)
         return self._ruled(action, ctx, things, decision)
 
     def _ruled(self, action: str, ctx: Context, things: Sequence[Thing], decision: Decision | None) -> Context:
@@ -190,6 +217,7 @@ class Guard:
             decision,
             lambda op, name, zone, label: self._permit(action, _carrying(ctx, label), things, (op, name, zone)),
             lambda kind: self._scope(action, ctx, kind),
+            self._viewing.judge(action, ctx, things),
         )
 
     def _movement(self, verb: Verb, ctx: Context, thing: Thing, into: str) -> Verdict | None:

@@ -59,6 +59,8 @@ class SecretView:
     made: float
     reference: str
     """What goes into specs in place of the value: secret://tenant/zone/project/name#version."""
+    use: tuple[str, ...] = ()
+    """Whose jobs may use the value: person:, role: and project:, beside its creator and who may read it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""People: tenants, people, service accounts, their roles and tokens. No password exists; a token is shown once."""
+"""People: tenants, people, service accounts, their roles and tokens.
+
+No password exists. A person's token is shown once, only to the person who redeems the enrolment code.
+"""
 
 import hashlib
 import re
@@ -9,17 +12,23 @@ from typing import Annotated, Any, Protocol
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import Denied, Invalid, NotFound, Unavailable
 from falaj.core.jose import refused
-from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.govern.accounts import (
+    OWNER,
     PERSON_HOURS,
+    PERSON_RENEWABLE,
     PROJECT,
+    PROVIDERS_PEOPLE,
     Accounts,
+    Grant,
     body_of,
     checked_name,
-    hours_of,
+    collect_permissions,
+    is_account,
     is_name,
+    lifetime_of,
+    makers_of,
     person_key,
     projects_of,
     read_person,
@@ -27,14 +36,25 @@ from falaj.govern.accounts import (
     roles_of,
     stop_key,
     token_key,
+    trust_key,
 )
-from falaj.govern.people_records import Caller, Exchanged, Issued, Person, Tenant, Trust, Workload
+from falaj.govern.approvals import DAY_S, Approvals
+from falaj.govern.enrolment import EnrolmentCodes
+from falaj.govern.people_records import Caller, Enrolment, Exchanged, Issued, Person, Tenant, Trust, Workload
+from falaj.govern.records import Approval, ApprovalState
 from falaj.govern.tokens import WORK_ROLES, WorkloadTokens
-from falaj.store.ledger import Ledger
+from falaj.store.codec import to_stable_json
+from falaj.store.ledger import Ledger, Writer
 
 GUEST = Actor("guest", HOUSE, kind="guest")
 """Who calls `exchange` before anybody knows them. The edge gives this actor to no other call."""
 _EXCHANGE_S = 900.0
+RESET, TRUST = "people.reset", "people.trust"
+SECOND_DAYS = 3
+SECOND_ROLES = ("security-officer", "approver", "dpo")
+"""Who may agree that an enrolled account gets a new code, or that a build system is trusted."""
+DATA_FAMILIES, DATA_GROUPS = ("work", "secrets", "privacy"), ("read", "write", "move", "erase", "operate")
+"""Permissions over data. The maker of a service account's token must hold those that the account has."""
 
 
 class Issuer(Protocol):
@@ -52,12 +72,15 @@ class People:
         accounts: Accounts,
         tokens: WorkloadTokens | None = None,
         open_issuer: Callable[[str], Issuer] | None = None,
+        approvals: Approvals | None = None,
     ) -> None:
         self._ledger = ledger
         self._accounts = accounts
         self._tokens = tokens
         self._open_issuer = open_issuer
         self._issuers: dict[str, Issuer] = {}
+        self._approvals = approvals or Approvals(ledger, accounts.person_of)
+        self._codes = EnrolmentCodes(ledger, accounts)
 
     # Tenants.
 
@@ -68,8 +91,8 @@ class People:
         name: Annotated[str, "its short name, in small letters"],
         admin: Annotated[str, "the name of its first administrator"],
         title: Annotated[str, "its full name"] = "",
-    ) -> Issued:
-        """Take in an organisation, with its first administrator, whose token is shown this once.
+    ) -> Enrolment:
+        """Take in an organisation, with an enrolment code for its first administrator, shown this once.
 
         Example:
             falaj people add-tenant bank --admin fatima --title "First Bank"
@@ -78,7 +101,8 @@ class People:
         with self._ledger.write(ctx) as tx:
             self._accounts.make_tenant(tx, ctx, name, title)
             person = Person(checked_name(admin), roles=("tenant-admin",), since=ctx.now())
-            return self._accounts.admit(tx, ctx, name, person, PERSON_HOURS)
+            self._accounts.admit(tx, name, person)
+            return self._codes.issue_code(tx, ctx, name, person, (PERSON_HOURS, PERSON_RENEWABLE))
 
     @verb(group="govern")
     def suspend_tenant(self, ctx: Context, name: Annotated[str, "the tenant"]) -> Tenant:
@@ -121,21 +145,37 @@ class People:
         name: Annotated[str, "a short name, in small letters"],
         roles: Annotated[tuple[str, ...], "what they may do; see: falaj policy roles"],
         service: Annotated[bool, "a service account: no approvals, tokens of a day at most"] = False,
-        projects: Annotated[tuple[str, ...], "the projects they may touch"] = ("*",),
+        projects: Annotated[tuple[str, ...], "the projects they may touch; a service account must name them"] = ("*",),
         jurisdiction: Annotated[str, "where they look from, for example AE"] = "",
         subject: Annotated[str, "what the identity provider calls the same human"] = "",
-        hours: Annotated[float, "how long the token lives"] = 0.0,
-    ) -> Issued:
-        """Take in a person or a service account; its token is shown this once.
+        hours: Annotated[float, "how long the person's token and its renewals live"] = 0.0,
+    ) -> Enrolment:
+        """Make an account. A person gets a one-time enrolment code, shown this once; a service account gets none.
+
+        The person redeems the code within 72 hours: falaj login URL --code CODE, or on the console's sign-in page.
 
         Example:
             falaj people add layla --roles data-scientist --jurisdiction AE
         """
         kind = "service" if service else "person"
         allowed = roles_of(roles, kind)
+        if subject.startswith(OWNER):
+            raise Invalid(
+                f"subject {subject[:64]!r}: {OWNER}… names the owner of a folder", "name the provider's subject"
+            )
+        if is_account(subject):
+            raise Invalid(
+                f"subject {subject[:130]!r}: expected what the identity provider calls the person, got a local account",
+                "leave --subject out, or name the provider's subject: https://login.example#4711",
+            )
         person = Person(checked_name(name), kind, allowed, projects_of(projects), jurisdiction, subject=subject)
+        _check_service(person)
+        lifetime = lifetime_of(hours, 0.0, kind)
         with self._ledger.write(ctx) as tx:
-            return self._accounts.admit(tx, ctx, ctx.tenant, replace(person, since=ctx.now()), hours_of(hours, kind))
+            self._accounts.admit(tx, ctx.tenant, replace(person, since=ctx.now()))
+            if service:
+                return Enrolment(Ref("person", PROJECT, name), "service")
+            return self._codes.issue_code(tx, ctx, ctx.tenant, person, lifetime)
 
     @verb()
     def list(self, ctx: Context, prefix: Annotated[str, "only names that begin so"] = "") -> tuple[Person, ...]:
@@ -176,14 +216,15 @@ class People:
             falaj people change layla --roles data-scientist,approver
         """
         with self._ledger.write(ctx) as tx:
-            body = self._accounts.account(tx, ctx, name).body
+            record = self._accounts.account(tx, ctx, name)
             changes: dict[str, Any] = {}
             if roles is not None:
-                changes["roles"] = sorted(roles_of(roles, body["kind"]))
+                changes["roles"] = sorted(roles_of(roles, record.body["kind"]))
             if projects is not None:
                 changes["projects"] = sorted(projects_of(projects))
             if jurisdiction is not None:
                 changes["jurisdiction"] = jurisdiction
+            _check_service(replace(read_person(record), **{**changes, "name": name}))
             return self._accounts.mark(tx, ctx, name, "people.change", changes)
 
     @verb(group="govern")
@@ -194,7 +235,7 @@ class People:
             falaj people suspend layla
         """
         with self._ledger.write(ctx) as tx:
-            if name.startswith("oidc.") and tx.key(person_key(ctx.tenant, name)) is None:
+            if name.startswith(PROVIDERS_PEOPLE) and tx.key(person_key(ctx.tenant, name)) is None:
                 # Someone known only to the identity provider: a note that they may not act here.
                 tx.put(person_key(ctx.tenant, name), body_of(Person(name, suspended=True, since=ctx.now())))
             return self._accounts.mark(tx, ctx, name, "people.suspend", {"suspended": True})
@@ -207,7 +248,11 @@ class People:
             falaj people resume layla
         """
         with self._ledger.write(ctx) as tx:
-            return self._accounts.mark(tx, ctx, name, "people.resume", {"suspended": False})
+            resumed = self._accounts.mark(tx, ctx, name, "people.resume", {"suspended": False})
+            note = tx.key(person_key(ctx.tenant, name)) if name.startswith(PROVIDERS_PEOPLE) else None
+            if note is not None:  # it held a suspension and no roles: those come from the identity provider
+                tx.delete(note.key, note.rev)
+            return resumed
 
     @verb(group="govern")
     def remove(self, ctx: Context, name: Annotated[str, "whose account"]) -> Person:
@@ -220,38 +265,117 @@ class People:
             ended = self._accounts.mark(
                 tx, ctx, name, "people.remove", {"removed": True, "suspended": True, "roles": []}
             )
-            for token in tx.find("token", tenant=HOUSE, terms={"person": f"{ctx.tenant}/{name}"}, limit=1000).records:
-                tx.delete(token.key, token.rev)
-                self._accounts.changing(tx, token.key)
+            self._accounts.end_tokens(tx, ctx.tenant, name)
             return ended
 
-    # Tokens.
+    # Enrolment and tokens.
 
-    @verb(group="govern", once=True)
-    def token(
-        self, ctx: Context, name: Annotated[str, "whose account"], hours: Annotated[float, "how long it lives"] = 0.0
-    ) -> Issued:
-        """A new token for an account, shown this once; older ones live on until they end or are revoked.
+    @verb(outside=True)
+    def enroll(self, ctx: Context, code: Annotated[str, "the enrolment code"]) -> Issued:
+        """Redeem an enrolment code: the token of the person it was made for, shown this once. No sign-in is needed.
+
+        `falaj login URL --code CODE` does this, and keeps the token.
 
         Example:
-            falaj people token layla --hours 8
+            falaj people enroll fje_…
+        """
+        if ctx.actor.kind != "guest":
+            raise Denied(
+                f"an enrolment code is redeemed by a request without a credential; this one came as {ctx.actor.id}",
+                "the person the code is for runs: falaj login URL --code CODE",
+            )
+        return self._codes.redeem(ctx, code)
+
+    @verb(group="govern", once=True)
+    def reset(
+        self,
+        ctx: Context,
+        name: Annotated[str, "whose account"],
+        reason: Annotated[str, "why, for the person who approves it"] = "",
+    ) -> Enrolment:
+        """A new enrolment code for a person. For an enrolled account a second person must approve first.
+
+        The first call asks for the approval, the next one after it was given shows the code. Redeeming the code ends
+        every older token of the account.
+
+        Example:
+            falaj people reset layla --reason "lost laptop"
         """
         with self._ledger.write(ctx) as tx:
             record = self._accounts.account(tx, ctx, name)
-            return self._accounts.issue(tx, ctx, ctx.tenant, read_person(record), hours_of(hours, record.body["kind"]))
+            person = read_person(record)
+            if person.kind != "person" or name == ctx.actor.id:
+                raise Denied(
+                    f"{name} cannot be reset by you", "people renew their own tokens; services use people.token"
+                )
+            if name.startswith(PROVIDERS_PEOPLE):
+                # `suspend` leaves such a record, which was never enrolled: no code may make it a local account.
+                raise Denied(f"{name} is a person of the identity provider", "they sign in there: falaj login")
+            if person.enrolled and not _is_owner(ctx.actor):
+                why = reason or f"{ctx.actor.id} asks for a new enrolment code for {name}"
+                number = str(record.body.get("resets", 0))  # so that each approval is good for one code
+                state = self._ask_second_person(ctx, tx, RESET, (name, number), why)
+                if not state.standing.granted:
+                    return Enrolment(Ref("person", PROJECT, name), "waiting", approval=str(state.ref))
+            resets = int(record.body.get("resets", 0)) + 1
+            record = tx.put(record.key, {**record.body, "resets": resets}, rev=record.rev)
+            self._accounts.changing(tx, record.key)
+            tx.emit(RESET, record.ref, person=name, resets=resets)
+            return self._codes.issue_code(tx, ctx, ctx.tenant, person, (PERSON_HOURS, PERSON_RENEWABLE))
+
+    def _ask_second_person(
+        self, ctx: Context, tx: Writer, action: str, subject: tuple[str, ...], reason: str
+    ) -> ApprovalState:
+        """The approval of one act on `subject` (its account or rule first) by one requester; asked for at first."""
+        named = "\0".join((ctx.tenant, ctx.actor.person, *subject))
+        question = Approval(
+            action=action,
+            digest=f"sha256:{hashlib.sha256(named.encode()).hexdigest()}",
+            needs=1,
+            dpo=0,
+            roles=SECOND_ROLES,
+            asker=ctx.actor.person,
+            barred=(ctx.actor.id, subject[0], self._accounts.person_of(ctx.tenant, subject[0])),
+            reason=reason,
+            asked=ctx.now(),
+            expires=ctx.now() + SECOND_DAYS * DAY_S,
+        )
+        return self._approvals.propose(ctx, tx, question)
+
+    @verb(once=True)
+    def token(
+        self,
+        ctx: Context,
+        name: Annotated[str, "the service account"],
+        hours: Annotated[float, "how long it lives, 24 at most"] = 0.0,
+        renewable: Annotated[float, "hours during which the service may renew it"] = 0.0,
+    ) -> Issued:
+        """A new token of a service account, shown this once. You must hold the data rights that the account has.
+
+        Example:
+            falaj people token loader --hours 8
+        """
+        with self._ledger.write(ctx) as tx:
+            person = read_person(self._accounts.account(tx, ctx, name))
+            if person.kind != "service":
+                raise Denied(
+                    f"{name} is a person: only they can get a token of theirs",
+                    f"they renew it themselves; for a lost one: falaj people reset {name}",
+                )
+            _check_minter(ctx.actor, person)
+            limits = {"roles": person.roles, "projects": person.projects, "jurisdiction": person.jurisdiction}
+            grant = Grant(*lifetime_of(hours, renewable, "service"), makers=makers_of(ctx.actor), limits=limits)
+            return self._accounts.issue(tx, ctx, ctx.tenant, person, grant)
 
     @verb(once=True)
     def renew(self, ctx: Context, hours: Annotated[float, "how long it lives"] = 0.0) -> Issued:
-        """A new token for yourself, shown this once.
+        """A new token for yourself, shown this once; never for longer than the issuer of the present one allowed.
 
         Example:
             falaj people renew --hours 8
         """
         with self._ledger.write(ctx) as tx:
-            record = tx.key(person_key(ctx.tenant, ctx.actor.id)) if is_name(ctx.actor.id) else None
-            if record is None or ctx.actor.kind not in ("person", "service"):
-                raise Denied("this account has no tokens of this house", "renew where you signed in")
-            return self._accounts.issue(tx, ctx, ctx.tenant, read_person(record), hours_of(hours, record.body["kind"]))
+            return self._accounts.renew(tx, ctx, hours)
 
     @verb(group="govern")
     def revoke(self, ctx: Context, id: Annotated[str, "the token's id, from: falaj people show"]) -> str:  # noqa: A002
@@ -293,13 +417,16 @@ class People:
         """
         actor = ctx.actor
         facts = asdict(actor) | {"roles": tuple(sorted(actor.roles)), "projects": tuple(sorted(actor.projects))}
+        facts["credential_by"] = actor.credential_by
         return Caller(**{name: facts[name] for name in Caller.__slots__})
 
     # Build systems: their own identity provider's token for one of ours, so that no secret is kept there.
 
     @verb(group="govern")
     def trust(self, ctx: Context, name: Annotated[str, "a short name"], what: Trust) -> Trust:
-        """Trust a build system's tokens from an exact issuer, audience and subject.
+        """Trust a build system's tokens from an exact issuer, audience and subject. A second person must approve it.
+
+        The first call asks for the approval (`waiting`), the same call after it was given puts the rule in force.
 
         Example:
             falaj people trust ci --what '{"issuer": "https://ci.example", "audience": "falaj", "zone": "home",
@@ -310,15 +437,24 @@ class People:
         if not what.issuer or not what.audience or not what.subject.rstrip("*") or not what.zone:
             raise Invalid("issuer, audience, subject and zone must be named", "a star may end the subject, not be it")
         self._issuer(what.issuer)
-        kept = replace(what, name=checked_name(name), projects=projects_of(what.projects))
+        projects = projects_of(what.projects)
+        kept = replace(what, name=checked_name(name), projects=projects, state="trusted", approval="")
         with self._ledger.write(ctx) as tx:
-            record = tx.put(Key(ctx.tenant, "trust", PROJECT, name), asdict(kept))
+            if not _is_owner(ctx.actor):
+                rule = to_stable_json(asdict(kept)).decode()
+                reason = f"trust {kept.subject} of {kept.issuer} with the roles {', '.join(kept.roles)}"
+                state = self._ask_second_person(ctx, tx, TRUST, (name, rule), reason[:500])
+                if not state.standing.granted:
+                    return replace(kept, state="waiting", approval=str(state.ref))
+            body = {**asdict(kept), "makers": list(makers_of(ctx.actor))}
+            record = tx.put(trust_key(ctx.tenant, name), body)
+            self._accounts.changing(tx, record.key)
             tx.emit("people.trust", record.ref, issuer=kept.issuer, of=kept.subject)
         return kept
 
     @verb(group="govern")
     def distrust(self, ctx: Context, name: Annotated[str, "the trusted build system"]) -> str:
-        """Trust a build system no more; what it was given ends within minutes.
+        """Trust a build system no more; tokens that it was given end within a second.
 
         Example:
             falaj people distrust ci
@@ -326,6 +462,7 @@ class People:
         with self._ledger.write(ctx) as tx:
             record = tx.need(Ref("trust", PROJECT, name))
             tx.delete(record.key, record.rev)
+            self._accounts.changing(tx, record.key)
             tx.emit("people.distrust", record.ref)
         return name
 
@@ -345,16 +482,19 @@ class People:
         now = ctx.now()
         with self._ledger.read(ctx) as tx:
             named = is_name(tenant) and is_name(trust)
-            record = tx.key(Key(tenant, "trust", PROJECT, trust)) if named else None
+            record = tx.key(trust_key(tenant, trust)) if named else None
         if record is None or not self._accounts.standing(Actor("guest", tenant, kind="guest"))[0]:
             raise refused("the token is not trusted here")
-        rule = Trust(
-            **{**record.body, "roles": tuple(record.body["roles"]), "projects": tuple(record.body["projects"])}
-        )
+        fields = {field: record.body[field] for field in Trust.__slots__ if field in record.body}
+        lists = {"roles": tuple(record.body["roles"]), "projects": tuple(record.body["projects"])}
+        rule = Trust(**{**fields, **lists})
         subject = self._proven(rule, token, now)
         run = f"ci.{trust}.{hashlib.sha256(token.encode()).hexdigest()[:24]}"
         roles, projects = frozenset(rule.roles), frozenset(rule.projects)
-        workload = Workload(run, rule.zone, tenant, roles, projects, "", rule.jurisdiction)
+        workload = Workload(
+            run, rule.zone, tenant, roles, projects, "", rule.jurisdiction, trust=trust,
+            makers=tuple(record.body.get("makers", ())),
+        )  # fmt: skip
         if self._tokens is None:
             raise Unavailable("this house signs no workload tokens", "start it with its keys")
         given = Exchanged(self._tokens.issue(workload, now, _EXCHANGE_S), now + _EXCHANGE_S)
@@ -382,3 +522,38 @@ class People:
 def _only_house(ctx: Context) -> None:
     if ctx.tenant != HOUSE or ctx.actor.tenant != HOUSE:
         raise Denied("only the people who run this installation may do this", "ask them")
+
+
+def _is_owner(actor: Actor) -> bool:
+    """True for the owner of an embedded folder, who holds its keys and needs no second person."""
+    return actor.owns_folder and actor.kind == "person"
+
+
+def _check_service(account: Person) -> None:
+    """Invalid for a service account that could touch the data of every project."""
+    data = collect_permissions(account.roles) & {(family, group) for family in DATA_FAMILIES for group in DATA_GROUPS}
+    if account.kind == "service" and "*" in account.projects and data:
+        raise Invalid(
+            f"a service account with the role {', '.join(account.roles)} belongs to named projects; got every project",
+            "name them: --projects fraud",
+        )
+
+
+def _check_minter(actor: Actor, account: Person) -> None:
+    """Denied for an actor to whom the account's token would give more than their own roles do."""
+    if actor.kind != "person" or actor.behalf:
+        raise Denied("only a person makes tokens of service accounts", "a service renews its own: falaj people renew")
+    own, needed = collect_permissions(actor.roles), collect_permissions(account.roles)
+    if ("people", "govern") in own:
+        needed = {right for right in needed if right[0] in DATA_FAMILIES and right[1] in DATA_GROUPS}
+    needed = {right for right in needed if right[1] != "see"}
+    missing = sorted(f"{group} ({family})" for family, group in needed - own)
+    if not missing and "*" not in actor.projects:
+        missing = sorted(f"project {project}" for project in set(account.projects) - actor.projects)
+    if not missing and account.jurisdiction not in ("", actor.jurisdiction):
+        missing = [f"jurisdiction {account.jurisdiction}"]
+    if missing:
+        raise Denied(
+            f"a token of {account.name} has rights that you do not have: {', '.join(missing)}",
+            "a person of its project who holds them makes the token",
+        )

@@ -30,8 +30,24 @@ class Person:
     subject: str = ""
     """What an identity provider calls the same human, so that two accounts never count as two people."""
     since: float = 0.0
+    enrolled: float = 0.0
+    """When the person redeemed the enrolment code; 0 before that, and for service accounts."""
     tokens: tuple[str, ...] = ()
     """Ids of tokens that still live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """A one-time code with which a person gets a token. The ledger keeps only the hash of the code."""
+
+    person: Ref
+    state: str
+    """`ready`: the code can be redeemed. `waiting`: a second person must approve first. `service`: the account has no
+    code; a person who holds its rights makes tokens with `people.token`."""
+    code: str = ""
+    expires: float = 0.0
+    approval: str = ""
+    """The approval that a reset waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,8 @@ class Issued:
     token: str
     id: str
     expires: float
+    renewable_until: float = 0.0
+    """No renewal of this token lives longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +77,8 @@ class Caller:
     zone: str
     run: str
     expires: float
+    credential_by: str
+    """The person who made the credential that this call carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +93,10 @@ class Workload:
     behalf: str = ""
     jurisdiction: str = ""
     audience: str = "falaj"
+    trust: str = ""
+    """The trust rule that a build system's token was exchanged under."""
+    makers: tuple[str, ...] = ()
+    """Who made the credential of the person that the workload acts for (`Actor.makers`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +112,10 @@ class Trust:
     projects: tuple[str, ...] = ("*",)
     jurisdiction: str = ""
     name: str = ""
+    state: str = "trusted"
+    """`waiting` until a second person approved it; then `trusted`."""
+    approval: str = ""
+    """The approval that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)

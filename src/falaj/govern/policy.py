@@ -44,6 +44,7 @@ _TYPES: Mapping[str, type] = {
     "restricted": bool,
     "classification": int,
 }
+_SEEING = "track.show"
 UNBOUND_DESK = "policy."
 """A tenant's own policies do not bind the policy desk itself: nobody can lock their tenant out of taking one back."""
 
@@ -146,10 +147,11 @@ class Authorizer:
         return known[1]
 
     def seeing(self, action: str) -> str:
-        """The action that stands for "may know of it at all" at the same desk: one that needs a role, or the action."""
+        """The action that stands for "may know of it at all": one that needs a role, of the same desk where it can."""
         desk = action.partition(".")[0] + "."
-        closed = (a for a, group in self.texts.actions if group == "see" and a not in OPEN_ACTIONS)
-        return next((a for a in closed if a.startswith(desk)), action)
+        closed = [a for a, group in self.texts.actions if group == "see" and a not in OPEN_ACTIONS]
+        elsewhere = _SEEING if _SEEING in closed else action
+        return next((a for a in closed if a.startswith(desk)), elsewhere)
 
     def check(self, name: str, text: str) -> None:
         """Invalid unless `text` may become a tenant's own policy."""
@@ -226,6 +228,7 @@ def thaw(text: str) -> tuple[Actor, str, Cell, Facts]:
     try:
         whole = json.loads(text)
         who = whole["actor"] | {key: frozenset(whole["actor"][key]) for key in ("roles", "projects")}
+        who["makers"] = tuple(who.get("makers", ()))
         return Actor(**who), str(whole["action"]), Cell.decode(json.dumps(whole["cell"])), Facts(**whole["facts"])
     except (ValueError, KeyError, TypeError) as error:
         raise Invalid("these are not the facts of a decision", "they come from the body of an event") from error

@@ -237,6 +237,8 @@ class Voice:
     digest: str
     behalf: str = ""
     reason: str = ""
+    makers: tuple[str, ...] = ()
+    """The persons who made the credential (`Actor.makers`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,8 @@ class Approval:
     about: str = ""
     emergency: bool = False
     voices: tuple[Voice, ...] = ()
+    asker_makers: tuple[str, ...] = ()
+    """The persons who made the asker's credential."""
 
 
 @dataclass(frozen=True, slots=True)

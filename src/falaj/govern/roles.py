@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from falaj.core.verb import GROUPS
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "people": ("people", "person", "tenant", "token", "trust", "revocation"),
+    "people": ("people", "person", "tenant", "token", "trust", "revocation", "enrolment", "session"),
     "rules": ("policy", "policy-set", "zones", "zone", "regime", "grant"),
     "keys": ("keys", "key", "log-key"),
     "secrets": ("secrets", "secret"),
@@ -56,7 +56,15 @@ service          | see read write move operate      |            | see          
 """  # noqa: E501 - one line a role reads best
 
 OPEN_ACTIONS = (
-    *("people.whoami", "people.renew", "people.exchange", "policy.explain", "policy.may"),
+    *(
+        "people.whoami",
+        "people.renew",
+        "people.exchange",
+        "people.enroll",
+        "people.token",
+        "policy.explain",
+        "policy.may",
+    ),
     *("policy.roles", "agents.join", "agents.renew"),
 )
 """What needs no role: they show callers only what is about themselves, or check a proof of their own."""

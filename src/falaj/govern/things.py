@@ -7,7 +7,7 @@ from typing import Any
 from falaj.core.cell import Cell
 from falaj.core.context import HOUSE, Context
 from falaj.core.data import dataclass
-from falaj.core.errors import NotFound
+from falaj.core.errors import Invalid, NotFound
 from falaj.core.label import Label, join_all
 from falaj.core.ref import Ref
 from falaj.core.verb import Verb
@@ -16,6 +16,22 @@ from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
 _OPEN = Label()
+
+_READ_KINDS: Mapping[str, tuple[str, ...]] = {
+    **{
+        kind: (kind,)
+        for kind in (
+            *("approval", "breach", "endpoint", "experiment", "flow", "incident", "job", "key", "secret", "sweep"),
+            *("trace", "turn", "view"),
+        )
+    },
+    "experiments": ("experiment",),
+    "model": ("model", "output"),
+    "run": ("run", "output", "trace", "model"),
+    "runs": ("run",),
+    "service": ("service", "view"),
+}
+"""The kinds that an operation may read, by the name of its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +111,24 @@ def things_of(
         for name, refs in named.items():
             written = name in verb.writes
             head = name in verb.heads
+            if not written:
+                _check_kinds(name, refs)
             things = [_find(tx, ctx, ref, written, head) for ref in refs]
             found += things
             if refs and not written and not head:
                 changed[name] = _with_pins(arguments[name], things)
     return changed, found
+
+
+def _check_kinds(parameter: str, refs: Sequence[Ref]) -> None:
+    """Refuse a reference to another kind of record before an operation reads that record as its own."""
+    expected = _READ_KINDS.get(parameter, ())
+    for ref in refs:
+        if expected and ref.kind not in expected:
+            raise Invalid(
+                f"{parameter}: expected a reference of kind {' or '.join(expected)}, got {ref}",
+                f"write it as {expected[0]}:PROJECT/NAME",
+            )
 
 
 def label_of(declared: Any, verb: Verb, things: Sequence[Thing]) -> Label | None:

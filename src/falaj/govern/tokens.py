@@ -32,9 +32,16 @@ class Signers(Protocol):
 class WorkloadTokens:
     """Issues and verifies; an identity provider beside the others. `stopped` says whether a run was revoked."""
 
-    def __init__(self, signers: Signers, stopped: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self,
+        signers: Signers,
+        stopped: Callable[[str, str], bool],
+        refresh: Callable[[Actor], Actor] | None = None,
+    ) -> None:
+        """`refresh` cuts an actor down to what its person and trust allow at this moment (`Accounts.refresh`)."""
         self._signers = signers
         self._stopped = stopped
+        self._refresh = refresh
         self._lock = threading.Lock()
         self._public: dict[str, Ed25519PublicKey] = {}
         self._signer: tuple[str, Ed25519PrivateKey] | None = None
@@ -64,6 +71,8 @@ class WorkloadTokens:
             "projects": sorted(workload.projects),
             "behalf": workload.behalf,
             "jurisdiction": workload.jurisdiction,
+            "trust": workload.trust,
+            "makers": list(workload.makers),
         }
         import jwt  # a third of the time to ready, for what most houses never do
 
@@ -85,7 +94,7 @@ class WorkloadTokens:
         actor = _actor(said.claims)
         if self._stopped(actor.tenant, actor.run):
             raise refused("the run's tokens were revoked")
-        return actor
+        return self._refresh(actor) if self._refresh is not None else actor
 
     def whois(self, token: str, now: float) -> Actor | None:
         """As an identity provider: None for a token that another issuer made."""
@@ -119,13 +128,19 @@ _ANY_ALGORITHM = ("EdDSA", "ES256", "RS256", "PS256")
 
 def delegated(actor: Actor, wanted: Workload) -> Workload:
     """The workload with no more than the person it works for has: roles and projects are those of both."""
-    projects = wanted.projects if actor.projects == ANY else actor.projects & wanted.projects
-    if wanted.projects == ANY:
-        projects = actor.projects
+    projects = shared_projects(actor.projects, wanted.projects)
     roles = wanted.roles & actor.roles & WORK_ROLES
     return Workload(
-        wanted.run, wanted.zone, actor.tenant, roles, projects, actor.id, wanted.jurisdiction, wanted.audience
-    )
+        wanted.run, wanted.zone, actor.tenant, roles, projects, actor.id, wanted.jurisdiction, wanted.audience,
+        makers=actor.makers,
+    )  # fmt: skip
+
+
+def shared_projects(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
+    """The projects that both sets name; a star names all."""
+    if first == ANY or second == ANY:
+        return second if first == ANY else first
+    return first & second
 
 
 def _actor(claims: Mapping[str, Any]) -> Actor:
@@ -144,14 +159,20 @@ def _actor(claims: Mapping[str, Any]) -> Actor:
         run=run,
         zone=text_claim(claims, "zone"),
         expires=float(claims["exp"]),
+        trust=_text(claims, "trust"),
+        makers=_list(claims, "makers") if "makers" in claims else (),
     )
 
 
 def _words(claims: Mapping[str, Any], name: str) -> frozenset[str]:
+    return frozenset(_list(claims, name))
+
+
+def _list(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = claims.get(name)
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise refused(f"the token has no proper {name}")
-    return frozenset(value)
+    return tuple(value)
 
 
 def _text(claims: Mapping[str, Any], name: str) -> str:

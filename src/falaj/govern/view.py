@@ -18,7 +18,7 @@ from falaj.store.codec import from_plain
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
-FRESH_S = 0.5
+FRESH_S = 0.375
 GRANT_ACTION = "zones.grant"
 GRANT_VOICES = 2
 _TENANTS = 4096

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from falaj.core.errors import Invalid
+from falaj.core.online import READER_PASSWORD, reader_password
 from falaj.core.sheet import sheet_of
 from falaj.infer.records import Config, Counting, Features, Journal, ModelConfig
 
 SERVE, HOP_KEY, HOP_CERT, HOP_PRIVATE = (
     f"FALAJ_PARAM_{one}" for one in ("SERVE", "HOP_KEY", "HOP_CERT", "HOP_PRIVATE")
 )
+LISTEN_FD, LISTEN_HOST = "FALAJ_LISTEN_FD", "FALAJ_LISTEN_HOST"
+"""Set by the launcher of a sandboxed replica: the listening socket it inherits, and where others reach that."""
 
 
 def read_config(data: str | bytes) -> Config:
@@ -38,6 +41,9 @@ def of_attempt(known: Mapping[str, str] | None = None) -> Config:
     model, code = known.get("FALAJ_INPUT_MODEL", ""), known.get("FALAJ_INPUT_CODE", "")
     models = tuple(replace(one, folder=one.folder or model, code=one.code or code) for one in config.models)
     config = replace(config, models=models, hop_key=known.get(HOP_KEY, config.hop_key))
+    config = replace(config, hop_fd=int(known.get(LISTEN_FD, "-1")), hop_host=known.get(LISTEN_HOST, ""))
+    if config.hop_key:
+        os.environ.setdefault(READER_PASSWORD, reader_password(config.hop_key))
     if known.get(HOP_CERT):
         folder = Path(tempfile.mkdtemp(prefix="falaj-hop-"))  # only its owner may look in
         for name, value in (("cert.pem", known[HOP_CERT]), ("key.pem", known.get(HOP_PRIVATE, ""))):

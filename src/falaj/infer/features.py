@@ -7,6 +7,7 @@ order of the service (or of `features.order` in its sheet). Beside features it m
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from falaj.asof.reading import Reader
-from falaj.asof.records import STATUSES, Field, ServicePlan
+from falaj.asof.records import STATUSES, Computed, Field, ServicePlan
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.core.ports import Online
 from falaj.core.sheet import Sheet, TensorSpec
 from falaj.infer.records import Arrays, Features, Runtime
 from falaj.infer.runtimes.specs import Specs, dtype
 from falaj.infer.warm import made_up
+from falaj.worker.function_sandbox import FunctionSandbox
 
 Open = Callable[[str], Online]
 Make = Callable[[Mapping[str, Any]], Any]
@@ -33,6 +35,8 @@ _TYPES = {
 _KINDS = {"BOOL": "b", "BYTES": "O"}
 _FITS = {"b": "b", "i": "bi", "f": "bif", "O": "O"}
 """Of what kinds of values a tensor can be made: numbers become floats, never the other way round."""
+CALL_S, MEMORY_BYTES = 30.0, 2 << 30
+"""Seconds that a feature function may take for one batch, and address space of its process."""
 _NUMBERS = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 
 
@@ -50,16 +54,16 @@ def with_features(runtime: Runtime, features: Features, open_online: Open, order
 
 
 def open_online(url: str) -> Online:
-    """The online store at an address, by whichever package knows its scheme."""
+    """The online store at an address, for reading, by whichever package registers its scheme."""
     scheme = url.partition(":")[0]
     found = list(metadata.entry_points(group="falaj.online", name=scheme))
     if not found:
         raise Invalid(f"nothing here reads features from {scheme[:40]!r}", "install what knows it beside the server")
     try:
-        made: Online = found[0].load()(url, {})
+        store: Online = found[0].load()(url, {"readonly": True})
     except ModuleNotFoundError as error:
         raise Invalid(f"{scheme[:40]}: needs the package {error.name}", "install it beside the server") from error
-    return made
+    return store
 
 
 class Joined:
@@ -103,6 +107,8 @@ class Lookup:
     def __init__(self, features: Features, online: Online, targets: Specs, order: str = "") -> None:
         self._online, self._defaults = online, features.defaults
         self._targets, self._order = targets, order
+        self._isolate = features.isolate or "FALAJ_SANDBOX" in os.environ
+        self._functions: dict[str, FunctionSandbox] = {}
         self._reader = self._opened(features.plan)
         plan = self._reader.plan
         self._keys = list({one.name: one for view in plan.views for one in view.keys}.values())
@@ -125,23 +131,30 @@ class Lookup:
 
     def replan(self, plan: Mapping[str, Any]) -> None:
         """Change the plan between two runs."""
-        reader = self._opened(plan)
-        old, new = self._reader.plan, reader.plan
+        old, new = self._reader.plan, plan_of(plan)
         if (_shape(old), old.outputs) != (_shape(new), new.outputs):
             raise Invalid(f"{new.ref} has other keys or features than {old.ref}", "deploy a model trained on it")
-        self._reader = reader
+        self._reader = self._opened(plan)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Let go of the store and end the processes of functions."""
         self._online.close()
+        for function in self._functions.values():
+            function.close()
 
     def _opened(self, plain: Mapping[str, Any]) -> Reader:
         plan = plan_of(plain)
         sealed = [view.ref for view in plan.views if view.sealed]
         if sealed:
             raise Invalid(f"{sealed[0]} is sealed: only the platform can open its rows", "send the features yourself")
-        functions = {one.digest: _function(one.source, one.digest) for one in plan.computed if one.source}
-        return Reader(plan, self._online, functions=functions)
+        before, self._functions = self._functions, {}
+        for step in plan.computed:
+            if step.source and step.digest not in self._functions:
+                kept = step.digest in before
+                self._functions[step.digest] = before.pop(step.digest) if kept else _open_function(step, self._isolate)
+        for function in before.values():
+            function.close()
+        return Reader(plan, self._online, functions=self._functions)
 
     def _made(self, plan: ServicePlan) -> list[Make]:
         """How each tensor is made of columns; settled once, so that a request only does it."""
@@ -196,14 +209,15 @@ def plan_of(plain: Mapping[str, Any]) -> ServicePlan:
         raise Invalid(f"the plan of the features is not whole: {error}", "deploy the endpoint again") from error
 
 
-def _function(text: str, digest: str) -> Callable[[Any], Any]:
-    """A function of the service. A replica is an attempt: this is where such code may run."""
-    if digest != f"sha256:{hashlib.sha256(text.encode()).hexdigest()}":
-        raise Invalid("a function of the features is not what was defined", "deploy the endpoint again")
-    space: dict[str, Any] = {}
-    exec(compile(f"from __future__ import annotations\n{text}", "<feature>", "exec"), space)  # noqa: S102 # nosec B102
-    made: Callable[[Any], Any] = [one for one in space.values() if callable(one) and hasattr(one, "__code__")][-1]
-    return made
+def _open_function(computed: Computed, required: bool) -> FunctionSandbox:
+    """A function of the service in a process of its own, which reads neither the store nor anything else of ours."""
+    if computed.digest != f"sha256:{hashlib.sha256(computed.source.encode()).hexdigest()}":
+        raise Invalid(f"the function {computed.name} is not the one that was defined", "deploy the endpoint again")
+    function = FunctionSandbox(
+        computed.name, computed.source, required=required, call_s=CALL_S, memory_bytes=MEMORY_BYTES
+    )
+    function.check()
+    return function
 
 
 def _shape(plan: ServicePlan) -> tuple[Any, ...]:

@@ -10,7 +10,17 @@ from falaj.infer.queue import Done
 from falaj.infer.rest_door import EXTENSIONS
 from falaj.infer.tracing import tracing_of
 from falaj.oip import messages
-from falaj.oip.calls import CODES, DEADLINE_EXCEEDED, INTERNAL, UNIMPLEMENTED, GrpcCall, GrpcReply, retry_after
+from falaj.oip.calls import (
+    CODES,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    UNIMPLEMENTED,
+    GrpcCall,
+    GrpcReply,
+    GrpcVerdict,
+    retry_after,
+)
+from falaj.oip.hpack_cache import Head
 from falaj.oip.proto import in_stream, read_ask, stream_error, write_answer
 from falaj.oip.tensors import Answer, Ask
 from falaj.oip.wire import decode, encode
@@ -59,6 +69,20 @@ class Grpc:
         except FalajError as error:
             reply(problem(error))
         return None
+
+    def judge_grpc(self, head: Head, peer: str, _decide: Callable[[GrpcVerdict], Any]) -> GrpcVerdict:
+        """Decide by the headers of a call whether its messages are gathered, and inflated."""
+        if head.health or head.method in _OPEN:
+            return ""
+        try:
+            self._keys.check(head.metadata.get(b"authorization"))
+        except FalajError as error:
+            return problem(error)
+        return peer or "local"
+
+    def vouch(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the token in these headers may call."""
+        return self._keys.allow(headers.get(b"authorization"))
 
     def _infer(self, call: GrpcCall, reply: _Reply) -> _Cancel:
         ask, wanted = read_ask(call.message)

@@ -29,3 +29,11 @@ class Keys:
             raise Unauthenticated("this token may not call here", "ask whoever runs the server for one")
         if len(self._known) < _MOST_KNOWN:
             self._known.add(authorization)
+
+    def allow(self, authorization: bytes | None) -> bool:
+        """Whether `check` accepts it."""
+        try:
+            self.check(authorization)
+        except Unauthenticated:
+            return False
+        return True

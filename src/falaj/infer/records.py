@@ -20,6 +20,8 @@ class Features:
     """An asof.records.ServicePlan as plain values."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a model is given for a feature that is not there; without one the request fails and says which."""
+    isolate: bool = True
+    """Refuse Python functions where this machine cannot isolate them; else warn. In a sandbox always refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,10 @@ class Config:
     open: bool = False
     """Anybody may call; only on loopback."""
     hop_key: str = ""
+    hop_fd: int = -1
+    """A listening socket that this process inherited and takes instead of opening `hop`; -1: none."""
+    hop_host: str = ""
+    """Where others reach that socket."""
     cert: str = ""
     key: str = ""
     """PEM files; without them only loopback is listened on."""

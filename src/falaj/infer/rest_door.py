@@ -14,7 +14,7 @@ from falaj.infer.queue import Done
 from falaj.infer.together import Left, One, Turn
 from falaj.infer.tracing import tracing_of
 from falaj.oip.again import Wanted
-from falaj.oip.calls import Asked, Call, Reply, Tell
+from falaj.oip.calls import Asked, Call, Reply, Tell, Verdict
 from falaj.oip.lot_frames import Lot, TellLot
 from falaj.oip.requests import Head
 from falaj.oip.rest import decode, decode_raw, encode, header_bytes, problem, refusal, said
@@ -90,6 +90,23 @@ class Rest:
         except FalajError as error:
             reply(problem(error))
             return None
+
+    def judge(self, head: Head, peer: str, _decide: Callable[[Verdict], Any]) -> Verdict:
+        """Decide by the head of a request whether its body is gathered, and inflated."""
+        try:
+            route = self._routes.get((head.method, head.path)) or self._route(head.method, head.path)
+            if route.guarded:
+                self._keys.check(head.headers.get(b"authorization"))
+                return peer or "local"
+            answers: list[Reply] = []
+            route.act(Call(head.method, head.path, head.headers), answers.append)  # which answers at once
+            return answers[0]
+        except FalajError as error:
+            return problem(error)
+
+    def vouch(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the token in these headers may call."""
+        return self._keys.allow(headers.get(b"authorization"))
 
     def many(self, asked: Sequence[Asked], tell: Tell) -> Left:
         """Answer requests that came in one piece; what is given back ends those that are not answered yet."""

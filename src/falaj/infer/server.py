@@ -21,6 +21,7 @@ from falaj.infer.engine import Engine
 from falaj.infer.records import Config
 from falaj.infer.session import Session
 from falaj.infer.watch import Watch, end_hung
+from falaj.worker.cage_egress import find_own_address
 from falaj.worker.outbox import Outbox
 
 FLUSH_S = 0.25
@@ -87,8 +88,9 @@ class Server:
         host, port = place_of(address)
         name, version = self.engine.names()[0] if self.engine.names() else ("", "")
         return {
-            "host": reached_at(host), "port": port, "fingerprint": fingerprint(self.config.cert), "model": name,
-            "version": version, "pid": os.getpid(), "tls": bool(self.config.cert),
+            "host": self.config.hop_host or find_own_address(host), "port": port,
+            "fingerprint": fingerprint(self.config.cert), "model": name, "version": version,
+            "pid": os.getpid(), "tls": bool(self.config.cert),
         }  # fmt: skip
 
     def _doors_of(self) -> tuple[Any, Any]:
@@ -143,14 +145,27 @@ class Server:
         from falaj.oip.hop import HopServer
 
         host, port = place_of(self.config.hop)
+        listener = self._inherited_listener()
         name, version = self.engine.names()[0] if self.engine.names() else ("", "")
         watched = [one.watching.digest for one in self.engine.sessions() if one.watching is not None]
         about = {"name": name, "version": version, "pid": os.getpid(), "profile": watched[0] if watched else ""}
         door = HopServer(rest, grpc, self.config.hop_key, about=about, on_control=self._control)
-        self.addresses["hop"] = _said(await door.start(host, port, self._tls()))
+        self.addresses["hop"] = _said(await door.start(host, port, self._tls(), listener))
         self._doors.append(door)
         self._carrier = Carrier(self.engine.sessions, door)
         self._carrier.start()
+
+    def _inherited_listener(self) -> socket.socket | None:
+        """The listening socket that the launcher opened outside of our network; None where we listen by ourselves."""
+        if self.config.hop_fd < 0:
+            return None
+        listener = socket.socket(fileno=self.config.hop_fd)
+        listener.set_inheritable(False)
+        listener.setblocking(False)
+        host = str(listener.getsockname()[0])
+        if not _loopback(host) and not self.config.cert:
+            raise Invalid(f"the inherited socket at {host} can be reached from elsewhere", "give cert and key")
+        return listener
 
     def _control(self, said: dict[str, Any]) -> None:
         """What the gateway tells: which features a keys-only model reads now, and what it counts by."""
@@ -220,22 +235,6 @@ def place_of(address: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise Invalid(f"{address[:100]!r} is no address", "host:port, for example 127.0.0.1:0")
     return host.strip("[]"), int(port)
-
-
-def reached_at(host: str) -> str:
-    """Where others find us: the address that this machine's packets leave from, where we listen on all of them.
-
-    A machine without a way out has no such address. Then we say that we listen on all, and the platform takes the name
-    that the cluster has for this node.
-    """
-    if not ipaddress.ip_address(host).is_unspecified:
-        return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # an address for examples: nothing is sent
-        except OSError:
-            return host
-        return str(probe.getsockname()[0])
 
 
 def fingerprint(cert: str) -> str:

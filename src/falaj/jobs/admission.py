@@ -9,6 +9,7 @@ from falaj.core.context import Context
 from falaj.core.data import dataclass
 from falaj.core.errors import Denied, Invalid
 from falaj.core.event import new_id
+from falaj.core.execute import JOB
 from falaj.core.ref import Ref
 from falaj.fleet.amounts import band
 from falaj.fleet.clusters import Clusters, open_to
@@ -62,12 +63,13 @@ def new_body(
 ) -> Body:
     """The record of a new job."""
     check_inputs(tx, ctx.tenant, ctx.purpose, asked.inputs.values())
-    spec, kept_in = _pin_secrets(ctx, staging, asked.spec)
+    spec, kept_in = _pin_secrets(ctx, staging, asked.spec, asked.job.project)
     zones = _law(ctx, asked, _reachable(known, ctx.tenant, spec), kept_in)
     who = who_of(ctx)
     job_id = new_id()
     return {
-        "id": job_id, "spec": to_plain(spec), "state": HELD if asked.after else WAITING, "queue": queue,
+        "id": job_id, "kind": ctx.attempt_kind, "spec": to_plain(spec),
+        "state": HELD if asked.after else WAITING, "queue": queue,
         "band": band(spec.band), "run": f"run:{asked.job.project}/{job_id}", "code": str(asked.code or ""),
         "inputs": {role: str(ref) for role, ref in asked.inputs.items()},
         "outputs": {name: str(ref.bare) for name, ref in asked.outputs.items()},
@@ -111,7 +113,7 @@ def check_possible(clusters: Clusters, known: Mapping[str, Cluster], tx: Reader,
         raise Invalid(text, hint, record.ref.bare)
 
 
-def loosened(spec: JobSpec, more: Mapping[str, str]) -> JobSpec:
+def loosened(spec: JobSpec, more: Mapping[str, str], kind: str = JOB) -> JobSpec:
     """The spec with other demands; those of a role are the first one's, unless it is named."""
     words = dict(more)
     name = words.pop("role", spec.roles[0].name)
@@ -129,7 +131,7 @@ def loosened(spec: JobSpec, more: Mapping[str, str]) -> JobSpec:
     if not changes.get("gpus", 1):
         changes |= {"gpu_models": (), "gpu_memory": ""}  # of no GPU nothing can be demanded
     roles = tuple(replace(role, **changes) if role.name == name else role for role in spec.roles)
-    return checked(replace(spec, roles=roles, topology=any_.get("topology", spec.topology)))
+    return checked(replace(spec, roles=roles, topology=any_.get("topology", spec.topology)), kind)
 
 
 def _check_level(level: str, nodes: list[Node], job: Ref) -> None:
@@ -206,15 +208,15 @@ def _law(ctx: Context, asked: Asked, fits: list[Cluster], secrets: set[str] | No
     )
 
 
-def _pin_secrets(ctx: Context, staging: Staging, spec: JobSpec) -> tuple[JobSpec, set[str] | None]:
-    """Secrets by exact reference, each seen by its user's own right, and the zones they lie in."""
+def _pin_secrets(ctx: Context, staging: Staging, spec: JobSpec, project: str) -> tuple[JobSpec, set[str] | None]:
+    """Secrets by exact reference, each of which the submitter may use in this project, and the zones they lie in."""
     if not spec.secrets:
         return spec, None
     here = staging.act(ctx.actor, ctx.purpose)
     pinned: dict[str, str] = {}
     zones = set()
     for name, text in spec.secrets.items():
-        view = here.secrets.show(_secret(text, ctx.tenant))
+        view = here.secrets.use(_secret(text, ctx.tenant), project)
         pinned[name] = text if text.startswith("secret://") and "#" in text else view.reference
         zones.add(view.zone)
     return replace(spec, secrets=pinned), zones

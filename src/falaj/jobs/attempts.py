@@ -1,24 +1,27 @@
 """Attempts: a job and its places made ready to run. Where its files lie, which words start it, whose rights it has."""
 
+import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.execute import Attempt, Slot
+from falaj.core.execute import JOB, REPLICAS, Attempt, Slot
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
-from falaj.govern.accounts import person_key, tenant_key
+from falaj.govern.accounts import PROVIDERS_PEOPLE, person_key, tenant_key
 from falaj.govern.people_records import Workload
+from falaj.govern.sign_ins import read_current_roles
 from falaj.govern.tokens import WORK_ROLES, delegated
 from falaj.jobs import tracing
 from falaj.jobs.facts import spec_in
 from falaj.jobs.life import spots_of
-from falaj.jobs.records import Body
+from falaj.jobs.records import Body, JobSpec
 from falaj.jobs.spec import amounts_of, processes_of
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 from falaj.worker.bundle import launcher
-from falaj.worker.context import document
+from falaj.worker.context import FOLDER, document
 
 AWAY = "/tmp/falaj-checkpoints"  # noqa: S108  # nosec B108 - on the node, in a folder named by an id that cannot be guessed
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
@@ -68,7 +71,8 @@ def who_of(ctx: Context) -> Body:
     actor = ctx.actor
     return {
         "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
-        "purpose": ctx.purpose, "jurisdiction": actor.jurisdiction,
+        "purpose": ctx.purpose, "jurisdiction": actor.jurisdiction, "makers": list(actor.makers),
+        **({"owns_folder": True} if actor.owns_folder else {}),
     }  # fmt: skip
 
 
@@ -77,18 +81,23 @@ def submitter_of(tx: Reader, record: Record) -> Actor:
     who, tenant = record.body["who"], record.key.tenant
     roles, projects = frozenset(who["roles"]), frozenset(who["projects"])
     person = tx.key(person_key(tenant, who["id"]))
-    if person is not None:
+    if who["id"].startswith(PROVIDERS_PEOPLE):
+        current, projects = read_current_roles(tx, tenant, who["id"])
+        roles &= current
+    elif person is not None:
         roles &= frozenset(person.body["roles"])
         projects = frozenset(person.body["projects"])
-    return Actor(who["id"], tenant, roles=roles, projects=projects)
+    owns, makers = bool(who.get("owns_folder")), tuple(who.get("makers", ()))
+    return Actor(who["id"], tenant, roles=roles, projects=projects, owns_folder=owns, makers=makers)
 
 
 def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
     """Who an attempt is: its submitter's rights and never more, of today as of then; only work; in one zone."""
-    work = delegated(submitter_of(tx, record), _workload(record, zone, jurisdiction))
+    submitter = submitter_of(tx, record)
+    work = delegated(submitter, _workload(record, zone, jurisdiction))
     return Actor(
         f"run.{work.run}", work.tenant, "workload", work.roles, work.projects, behalf=work.behalf,
-        jurisdiction=jurisdiction, run=work.run, zone=zone,
+        jurisdiction=jurisdiction, run=work.run, zone=zone, owns_folder=submitter.owns_folder, makers=work.makers,
     )  # fmt: skip
 
 
@@ -114,9 +123,19 @@ def barred(tx: Reader, record: Record) -> str:
     return f"the account {who} is suspended or gone" if gone else ""
 
 
+def launch_refusal(tx: Reader, record: Record) -> str:
+    """Why no attempt of a job may start: its submitter or their tenant has no right left to run jobs; else empty."""
+    roles = submitter_of(tx, record).roles & WORK_ROLES
+    gone = "" if roles else f"{record.body['who']['id']} holds no role any more that may run jobs"
+    return barred(tx, record) or gone
+
+
 def workload_of(actor: Actor) -> Workload:
     """What its token says."""
-    return Workload(actor.run, actor.zone, actor.tenant, actor.roles, actor.projects, actor.behalf, actor.jurisdiction)
+    return Workload(
+        actor.run, actor.zone, actor.tenant, actor.roles, actor.projects, actor.behalf, actor.jurisdiction,
+        makers=actor.makers,
+    )  # fmt: skip
 
 
 def _workload(record: Record, zone: str, jurisdiction: str) -> Workload:
@@ -125,7 +144,19 @@ def _workload(record: Record, zone: str, jurisdiction: str) -> Workload:
     )
 
 
-def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str, str]) -> Attempt:
+@dataclass(frozen=True, slots=True)
+class LaunchDetails:
+    """What the platform adds to a job when an attempt of it starts."""
+
+    address: str = ""
+    """Where launchers on nodes that share no folder with us reach the platform."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    token: str = ""
+    single_user: bool = False
+    """True when only the owner of the folder uses this installation (fleet.sandbox.is_single_user)."""
+
+
+def attempt_of(record: Record, cluster: Cluster, details: LaunchDetails) -> Attempt:
     """What the executor is handed."""
     body, spec = record.body, spec_in(record)
     place = layout_of(cluster, body["attempt"]["id"], body["id"])
@@ -142,10 +173,14 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         project=record.key.project,
         slots=tuple(slots),
         command=tuple(spec.command),
+        kind=body.get("kind", JOB),
+        listen=_listening_host(spec) if body.get("kind") in REPLICAS else "",
+        by_owner=details.single_user and bool(body["who"].get("owns_folder")),
         framework=spec.framework,
         folder=place.base,
         env={**tracing.environment(body), **spec.env},
-        secret_env=secrets,
+        secret_env=details.secrets,
+        platform_env={"FALAJ_URL": details.address, "FALAJ_TOKEN": details.token} if details.token else {},
         image=spec.image,
         user=_user(record, cluster),
         limit_s=spec.limit_s,
@@ -154,8 +189,17 @@ def attempt_of(record: Record, cluster: Cluster, address: str, secrets: dict[str
         options=dict(spec.options),
         context=context,
     )
-    context |= _context(made, body, place, address)  # it tells of the attempt that carries it, which is made once
+    # It tells of the attempt that carries it, which is made once.
+    context |= _context(made, body, place, details.address)
     return made
+
+
+def _listening_host(spec: JobSpec) -> str:
+    """Where a replica is called. Its kind proves that the service of endpoints wrote its variables."""
+    try:
+        return str(json.loads(spec.env["FALAJ_PARAM_SERVE"])["hop"]).rpartition(":")[0].strip("[]")
+    except (KeyError, TypeError, ValueError):
+        return "127.0.0.1"
 
 
 def _user(record: Record, cluster: Cluster) -> str:
@@ -187,21 +231,22 @@ def _stage(body: Body, place: Layout) -> list[list[str]]:
     """Commands that bring code and inputs onto the node, into the slot's own folder, with the attempt's own token."""
     wanted = {place.code: body["code"]} if body["code"] else {}
     wanted |= {place.input(role): ref for role, ref in body["inputs"].items()}
-    return [[*_falaj(body), "checkout", str(ref), path] for path, ref in wanted.items()]
+    return [[*_falaj(body), "checkout", str(ref), f"{FOLDER}/{path}"] for path, ref in wanted.items()]
 
 
 def _after(body: Body, place: Layout) -> list[list[str]]:
     """Commands that publish what it made."""
     used = [word for role, ref in sources_of(body).items() for word in ("--inputs", f"{role}={ref}")]
     return [
-        [*_falaj(body), "publish", str(Ref.parse(ref).bare), place.output(name), *used]
+        [*_falaj(body), "publish", str(Ref.parse(ref).bare), f"{FOLDER}/{place.output(name)}", *used]
         for name, ref in body["outputs"].items()
     ]
 
 
 def _falaj(body: Body) -> list[str]:
+    """The words after the interpreter, which is the launcher's own."""
     purpose = body["who"]["purpose"]
-    return ["python", "-m", "falaj", *(["--purpose", purpose] if purpose else []), "catalog"]
+    return ["-m", "falaj", *([f"--purpose={purpose}"] if purpose else []), "catalog"]
 
 
 def sources_of(body: Body) -> dict[str, str]:

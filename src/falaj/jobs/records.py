@@ -20,6 +20,8 @@ WAITED_S = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
 class RoleSpec:
     """So many slots that each need this much."""
 
+    STRUCTURE: ClassVar = ("name", "count", "cpus", "memory", "gpus", "gpu_models", "gpu_memory", "processes")
+
     name: str = "worker"
     count: int = 1
     cpus: float = 1.0
@@ -43,6 +45,12 @@ class RoleSpec:
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What is to be run, and what it needs. References stand beside it, where the guard sees them."""
+
+    STRUCTURE: ClassVar = (
+        "roles", "min_workers", "max_workers", "framework", "queue", "band", "deadline", "limit_s", "retries",
+        "retry_on", "image", "topology", "isolation", "spot", "cluster", "zone", "steps", "every_s", "save_s",
+        "restart_s", "grace_s", "experiment",
+    )  # fmt: skip
 
     command: tuple[str, ...]
     roles: tuple[RoleSpec, ...] = (RoleSpec(),)
@@ -95,6 +103,7 @@ class JobSpec:
 class Tried:
     """One attempt."""
 
+    STRUCTURE: ClassVar = ("number", "id", "cluster", "nodes", "width", "started", "ended", "code", "admitted")
     COLUMNS: ClassVar[tuple[str, ...]] = ("number", "id", "cluster", "nodes", "width", "started", "ended", "outcome")
 
     number: int
@@ -115,6 +124,13 @@ class Tried:
 class JobView:
     """A job as its people see it."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "state", "queue", "band", "width", "submitted_at", "author", "run", "spec", "inputs", "outputs",
+        "code", "after", "zones", "attempts", "ran_s", "gpu_s", "evictions", "ended_at", "reason", "starts_at",
+        "saved_at", "person",
+    )  # fmt: skip
+    KIND: ClassVar = "job"
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "queue", "band", "width", "progress", "note", "submitted_at")
 
     ref: Ref
@@ -162,6 +178,8 @@ class JobView:
 class JobPage:
     """Some jobs and the cursor of the next page, empty at the end."""
 
+    STRUCTURE: ClassVar = ("jobs", "next")
+
     jobs: tuple[JobView, ...]
     next: str = ""
 
@@ -182,6 +200,10 @@ class LogPage:
 @dataclass(frozen=True, slots=True)
 class Why:
     """Why a job waits, and what would start it."""
+
+    STRUCTURE: ClassVar = ("job", "state", "reason", "fix", "commands", "change", "starts_at")
+    MARKER: ClassVar = "text"
+    ABOUT: ClassVar = "job"
 
     job: Ref
     state: str

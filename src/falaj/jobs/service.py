@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
+from falaj.core.execute import JOB
 from falaj.core.label import Label
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
@@ -94,7 +95,7 @@ class Jobs(Accounts, Replays):
         Example:
             falaj jobs add job:fraud/train-1 --spec '{"command": ["python", "train.py"]}'
         """
-        asked = Asked(job, checked(spec), inputs or {}, outputs or {}, code, after)
+        asked = Asked(job, checked(spec, ctx.attempt_kind), inputs or {}, outputs or {}, code, after)
         check_names(asked)
         with self._ledger.write(ctx) as tx:
             if tx.get(job) is not None:
@@ -244,7 +245,8 @@ class Jobs(Accounts, Replays):
         """
         with self._ledger.write(ctx) as tx:
             old = _waiting(tx, job)
-            spec = _changed(spec_in(old), {"count": workers, "gpus": gpus, "cpus": cpus, "memory": memory}, band)
+            sizes = {"count": workers, "gpus": gpus, "cpus": cpus, "memory": memory}
+            spec = _changed(spec_in(old), sizes, band, _kind(old))
             rule = _queue(ctx, tx, job, spec, queue or old.body["queue"])
             body: Body = {
                 **old.body, "spec": to_plain(spec), "band": band_of(spec.band), "queue": rule.name, "not_before": 0,
@@ -272,7 +274,7 @@ class Jobs(Accounts, Replays):
         """
         with self._ledger.write(ctx) as tx:
             old = _waiting(tx, job)
-            body: Body = {**old.body, "spec": to_plain(loosened(spec_in(old), more)), "not_before": 0}
+            body: Body = {**old.body, "spec": to_plain(loosened(spec_in(old), more, _kind(old))), "not_before": 0}
             known = self._clusters.known(tx)
             check_possible(self._clusters, known, tx, replace(old, rev=old.rev + 1, body=body), ctx.now())
             return self._save(tx, old, body, "jobs.loosen", **{name: value[:100] for name, value in more.items()})
@@ -379,7 +381,8 @@ class Jobs(Accounts, Replays):
         name = asked.spec.experiment or "jobs"
         place = Ref("experiment", asked.job.project, name)
         if tx.get(place) is None:
-            self._track.create(ctx, place, title=f"{asked.job.project}/{name}")
+            # An experiment holds runs that carry their own labels; its title says nothing that an input does.
+            self._track.create(replace(ctx, label=None), place, title=f"{asked.job.project}/{name}")
         used = {**asked.inputs, **({"code": asked.code} if asked.code else {})}
         self._track.start(
             ctx, place, asked.job.name, {"job": str(asked.job)}, params_of(asked.spec), 0.0, record.body["id"], used
@@ -425,7 +428,11 @@ def _waiting(tx: Reader, job: Ref) -> Record:
     return found
 
 
-def _changed(spec: JobSpec, role: Mapping[str, Any], band: str | None) -> JobSpec:
+def _kind(record: Record) -> str:
+    return str(record.body.get("kind", JOB))
+
+
+def _changed(spec: JobSpec, role: Mapping[str, Any], band: str | None, kind: str) -> JobSpec:
     """The spec with a first role that asks for something else."""
     first = replace(spec.roles[0], **{name: value for name, value in role.items() if value is not None})
     if not first.gpus:
@@ -434,7 +441,7 @@ def _changed(spec: JobSpec, role: Mapping[str, Any], band: str | None) -> JobSpe
     if {low, high} <= {0, first.count}:
         low = high = 0  # nothing is left to shrink or grow
     roles = (first, *spec.roles[1:])
-    return checked(replace(spec, roles=roles, band=band or spec.band, min_workers=low, max_workers=high))
+    return checked(replace(spec, roles=roles, band=band or spec.band, min_workers=low, max_workers=high), kind)
 
 
 def _metric(fact: Mapping[str, Any]) -> Metric | None:

@@ -4,12 +4,14 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from falaj.core.errors import Invalid
+from falaj.core.execute import BATCH, JOB, REPLICAS
+from falaj.core.online import READER_PASSWORD
 from falaj.core.ref import Ref
 from falaj.fleet.amounts import amount, band, by_name, mebibytes, seconds
 from falaj.govern.secrets import contains_secret
@@ -32,6 +34,11 @@ REFERENCES = ("inputs", "outputs", "after", "code")
 _RESERVED = "FALAJ_"
 _GIVEN = ("FALAJ_PARAM", "FALAJ_TRAIN", "FALAJ_PROFILE")
 """Variables of ours that whoever submits may set: parameters, and how a training runs."""
+_PLATFORM_VARIABLES = {
+    "FALAJ_PARAM_SERVE": REPLICAS, "FALAJ_PARAM_HOP_KEY": REPLICAS, "FALAJ_PARAM_HOP_CERT": REPLICAS,
+    "FALAJ_PARAM_HOP_PRIVATE": REPLICAS, READER_PASSWORD: REPLICAS, "FALAJ_PARAM_BULK": (BATCH,),
+}  # fmt: skip
+"""Those among them that a service of the platform sets, and the kinds of attempts for which it does."""
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -93,8 +100,8 @@ def spec_of(words: Mapping[str, Any]) -> JobSpec:
     return checked(_made(JobSpec, plain))
 
 
-def checked(spec: JobSpec) -> JobSpec:
-    """The spec, if it can be one; one clear error if not."""
+def checked(spec: JobSpec, kind: str = JOB) -> JobSpec:
+    """The spec of a job of this kind (core.execute.ATTEMPT_KINDS), if it can be one; one clear error if not."""
     if not spec.command or len(spec.command) > MOST_WORDS or any("\0" in word for word in spec.command):
         raise Invalid("there is no command", f"1 to {MOST_WORDS} words, for example python train.py")
     if spec.framework not in FRAMEWORKS:
@@ -107,6 +114,7 @@ def checked(spec: JobSpec) -> JobSpec:
     for role in spec.roles:
         _check_role(role, spec)
     _check_numbers(spec)
+    check_variables((*spec.env, *spec.secrets), kind)
     _check_env(spec)
     shape_of(spec, band(spec.band))
     return spec
@@ -263,10 +271,18 @@ def _check_numbers(spec: JobSpec) -> None:
             raise Invalid(f"{name} is {getattr(spec, name)}", f"a number from 0 to {most}")
 
 
+def check_variables(names: Iterable[str], kind: str = JOB) -> None:
+    """Invalid where a variable cannot be one, or is one that the platform itself sets."""
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise Invalid(f"{name[:60]!r} cannot be a variable of a job", "letters, digits and _, no digit first")
+        reserved = name.startswith(_RESERVED) and not name.startswith(_GIVEN)
+        if reserved or kind not in _PLATFORM_VARIABLES.get(name, (kind,)):
+            hint = f"choose a name that does not start with {_RESERVED}"
+            raise Invalid(f"{name} is reserved: only the platform sets this variable", hint)
+
+
 def _check_env(spec: JobSpec) -> None:
-    for name in (*spec.env, *spec.secrets):
-        if not _VARIABLE.fullmatch(name) or (name.startswith(_RESERVED) and not name.startswith(_GIVEN)):
-            raise Invalid(f"{name[:60]!r} cannot be a variable of a job", f"letters, digits and _; not {_RESERVED}…")
     for name, value in spec.env.items():
         if contains_secret(f"{name}={value}") or "\0" in value:
             hint = f"put it on the shelf and name it: --secret {name}=secret:project/name"

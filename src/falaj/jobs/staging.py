@@ -15,12 +15,22 @@ from falaj.core.execute import Attempt
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
 from falaj.govern.refusals import check_inputs
+from falaj.govern.secrets import parse_reference
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
-from falaj.jobs.attempts import actor_of, attempt_of, layout_of, sources_of, workload_of
+from falaj.jobs.attempts import (
+    LaunchDetails,
+    actor_of,
+    attempt_of,
+    launch_refusal,
+    layout_of,
+    sources_of,
+    submitter_of,
+    workload_of,
+)
 from falaj.jobs.facts import spec_in
 from falaj.jobs.tracing import phase
-from falaj.store.ledger import Ledger
+from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
 TOKEN_S = 900.0
@@ -41,6 +51,7 @@ class Staging:
         resolve: Callable[[Context, str], bytes],
         tokens: WorkloadTokens,
         address: str = "",
+        is_single_user: Callable[[Reader], bool] = lambda _tx: False,
     ) -> None:
         self._ledger = ledger
         self._zones = zones
@@ -48,11 +59,15 @@ class Staging:
         self._resolve = resolve
         self._tokens = tokens
         self._address = address
+        self._is_single_user = is_single_user
 
     @phase("stage in")
     def prepare(self, ctx: Context, record: Record, cluster: Cluster) -> Attempt:
         """Everything an attempt needs, in its place; the same again does no harm."""
         body = record.body
+        with self._ledger.read(ctx) as tx:
+            if why := launch_refusal(tx, record):
+                raise Denied(why, "an administrator of the tenant gives roles, and resumes accounts", record.ref.bare)
         self._jurisdiction(ctx, record, cluster.zone)
         if body["inputs"]:  # somebody may have taken their consent back while it waited
             with self._ledger.read(ctx) as tx:
@@ -79,11 +94,15 @@ class Staging:
                     here.catalog.checkout(Ref.parse(ref), path)
             for name in body["outputs"]:
                 Path(place.output(name)).mkdir(parents=True, exist_ok=True)
-        secrets = self._values(ctx, record, cluster)
-        if not place.shared and address:
-            token = self.token(ctx, record, cluster.zone)
-            secrets = {**secrets, "FALAJ_URL": address, "FALAJ_TOKEN": token}
-        return attempt_of(record, cluster, address, secrets)
+        token = self.token(ctx, record, cluster.zone) if not place.shared and address else ""
+        single_user = bool(body["who"].get("owns_folder")) and self.is_single_user(ctx)
+        details = LaunchDetails(address, self._values(ctx, record, cluster), token, single_user)
+        return attempt_of(record, cluster, details)
+
+    def is_single_user(self, ctx: Context) -> bool:
+        """True when only the owner of the folder uses this installation; the owner's attempts then need no sandbox."""
+        with self._ledger.read(ctx) as tx:
+            return self._is_single_user(tx)
 
     @phase("publish")
     def publish(self, ctx: Context, record: Record, cluster: Cluster) -> dict[str, str]:
@@ -141,10 +160,18 @@ class Staging:
         return found.jurisdiction
 
     def _values(self, ctx: Context, record: Record, cluster: Cluster) -> dict[str, str]:
-        """The secrets by variable, resolved at the last moment, in the cluster's zone; each is recorded."""
+        """The secrets by variable, resolved at the last moment, in the cluster's zone; each is recorded.
+
+        The submitter's right to use each of them is checked again: a grant may have been withdrawn since.
+        """
         secrets = spec_in(record).secrets
         if not secrets:
             return {}
+        who = record.body["who"]
+        with self._ledger.read(ctx) as tx:
+            submitter = replace(submitter_of(tx, record), kind="service", jurisdiction=who["jurisdiction"])
+        for reference in secrets.values():
+            self.act(submitter, who["purpose"]).secrets.use(parse_reference(reference), record.key.project)
         asked = replace(ctx, actor=self.actor(ctx, record, cluster.zone), tenant=record.key.tenant, zone=cluster.zone)
         try:
             return {name: self._resolve(asked, reference).decode() for name, reference in secrets.items()}

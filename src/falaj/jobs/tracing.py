@@ -20,6 +20,8 @@ from falaj.store.records import Record
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_AT_ONCE, MOST_NAME = 500, 80
+PHASES = frozenset({"stage in", "run", "publish"})
+"""What the launcher calls the spans of every attempt."""
 _SPAN = re.compile("[0-9a-f]{16}", re.ASCII)
 _PASSED_ON = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG")
 
@@ -58,7 +60,7 @@ def phase(name: str) -> Callable[[F], F]:
 
 
 def heard(record: Record, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Send on the spans among what an attempt said."""
+    """Send on the spans among what an attempt said; of one that reads labelled data, without texts it chose."""
     told = [fact for fact in facts if fact.get("kind") == "span"]
     found = _followed(record.body) if told else None
     if found is None:
@@ -66,9 +68,18 @@ def heard(record: Record, facts: Iterable[Mapping[str, Any]]) -> None:
     to, link = found
     attempt, now = record.body["attempt"], time.time()
     for fact in told[:MOST_AT_ONCE]:
-        span = _span(fact, link.below(attempt["id"]), (record.body["submitted"], now + 60.0))
+        span = _span(
+            fact if record.label.is_open else _without_texts(fact),
+            link.below(attempt["id"]),
+            (record.body["submitted"], now + 60.0),
+        )
         if span is not None:
             to.end(span, span.ended_ns)
+
+
+def _without_texts(fact: Mapping[str, Any]) -> dict[str, Any]:
+    name, failed = fact.get("name", ""), fact.get("failed")
+    return {**fact, "name": name if name in PHASES else "span", "failed": "failed" if failed else ""}
 
 
 def ended(before: Body, after: Body, now: float) -> None:
@@ -84,7 +95,8 @@ def ended(before: Body, after: Body, now: float) -> None:
     whole.about = {"falaj.attempt": attempt["id"], "falaj.number": before["number"], "falaj.queue": before["queue"]}
     if after["state"] in OVER:
         whole.about["falaj.state"] = after["state"]
-    whole.failed = "" if tried["outcome"].startswith("succeeded") else tried["outcome"] or "failed"
+    outcome, _, _ = tried["outcome"].partition(":")  # after that stands what the program said
+    whole.failed = "" if outcome == "succeeded" else outcome or "failed"
     to.end(waited, whole.began_ns)
     to.end(whole, _ns(now))
 

@@ -13,7 +13,7 @@ from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid
 from falaj.core.event import new_id
 from falaj.core.ref import Ref
-from falaj.drift.records import Finding, Rules
+from falaj.drift.records import Finding
 from falaj.jobs.records import JobView
 from falaj.monitor import page, plots
 from falaj.monitor.basing import ask
@@ -145,18 +145,12 @@ def _model(here: Here, what: Ref) -> Ref:
 
 def _offline(here: Here, what: str, against: str, segment: str, label: str) -> Figures:
     """Two tables, without any endpoint."""
-    from falaj.drift.table import Roles, compare_tables, profile_table, tally_table
-    from falaj.monitor.drawing import drawn
-    from falaj.monitor.findings import apart, bounded
+    from falaj.monitor.isolated_report import compare_isolated
 
     if not against:
         raise Invalid(f"{what[:80]} alone says nothing", "--against another dataset or file")
     with _table(here, what) as reference, _table(here, against) as current:
-        profile = profile_table(reference, Roles(label=label, segment=segment), source=what[:200])
-        tally, found = compare_tables(profile, current)
-        findings = bounded([*found, *apart(tally, tally_table(profile, reference), Rules())])
-    axes = drawn(profile, tally, findings)
-    return Figures(None, 0, what, 0.0, 0.0, tally.rows, tally.seen, findings, axes, (), segment)
+        return compare_isolated(reference, current, what, segment, label)
 
 
 @contextmanager

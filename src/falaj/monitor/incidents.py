@@ -129,7 +129,7 @@ class Incidents(Watches):
             made = replace(made, notes=(*made.notes, line)[-MOST_NOTES:])
         record = _put(tx, old, made, old.body["key"])
         told = made.cause if made.state == RESOLVED else note
-        tx.emit(event, record.ref, endpoint=str(made.endpoint), what=made.what, state=made.state, reason=told[:500])
+        tx.emit(event, record.ref, endpoint=str(made.endpoint), what=made.what, state=made.state, note=told[:500])
         return replace(made, ref=record.ref.bare)
 
     def _forget(self, ctx: Context, tx: Writer, incident: Record, why: str) -> None:

@@ -81,7 +81,7 @@ def _word(kind: type, name: str, text: str) -> Any:
         if isinstance(now, bool):
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
         return type(now)(text)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise Invalid(f"{name} of a watch cannot be {text[:60]!r}", _HINT) from None
 
 

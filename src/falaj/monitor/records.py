@@ -19,6 +19,8 @@ OPEN, ACKNOWLEDGED, RESOLVED = "open", "acknowledged", "resolved"
 class Acting:
     """What follows from a verdict. Nothing, when nothing is said: people are told."""
 
+    STRUCTURE: ClassVar = ("retrain", "rollback", "cool_s", "most_a_day", "approval")
+
     retrain: Ref | None = None
     """The flow that is run on confirmed drift or loss of quality."""
     params: Mapping[str, str] = field(default_factory=dict)
@@ -36,6 +38,8 @@ class Acting:
 @dataclass(frozen=True, slots=True)
 class WatchPlan:
     """What is watched, how closely, and what follows."""
+
+    STRUCTURE: ClassVar = ("every_s", "rules", "segment", "target", "season_s", "latency_ms", "errors", "acting")
 
     every_s: float = 3600.0
     """How long a window is. Windows of too few rows grow until they have enough."""
@@ -66,6 +70,11 @@ class WatchPlan:
 class Window:
     """What was found in one stretch of time."""
 
+    STRUCTURE: ClassVar = (
+        "since", "until", "revision", "rows", "findings", "state", "requests", "cost", "number", "errors", "p95_ms",
+        "labels",
+    )  # fmt: skip
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("since", "until", "revision", "rows", "alarms", "state")
 
     since: float
@@ -106,6 +115,11 @@ class Window:
 class Incident:
     """A finding that lasted, as people work on it."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "endpoint", "state", "what", "since", "opened_at", "findings", "acknowledged_by", "acknowledged_at",
+        "resolved_by", "resolved_at",
+    )  # fmt: skip
+    MARKER: ClassVar = "said"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "what", "since", "said")
 
     ref: Ref
@@ -132,6 +146,10 @@ class Incident:
 class Verdict:
     """What was decided, on what evidence, and what came of it."""
 
+    STRUCTURE: ClassVar = (
+        "id", "at", "action", "cause", "state", "evidence", "flow", "what", "since", "revision", "run",
+    )  # fmt: skip
+    MARKER: ClassVar = "said"
     COLUMNS: ClassVar[tuple[str, ...]] = ("at", "action", "cause", "state", "said")
 
     id: str
@@ -159,6 +177,8 @@ class Verdict:
 class WatchView:
     """A watch as its people see it."""
 
+    STRUCTURE: ClassVar = ("ref", "state", "revision", "plan", "windows", "alarms", "last", "verdicts", "incidents")
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "revision", "windows", "alarms", "note")
 
     ref: Ref
@@ -183,6 +203,8 @@ class WatchView:
 @dataclass(frozen=True, slots=True)
 class WindowPage:
     """Some windows, newest first, and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("windows", "next")
 
     windows: tuple[Window, ...]
     next: str = ""

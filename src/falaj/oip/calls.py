@@ -70,11 +70,22 @@ class GrpcReply(msgspec.Struct, eq=False):
     metadata: Sequence[tuple[bytes, bytes]] = ()
 
 
+Verdict = str | Reply
+"""Whether the body of a request is taken: the principal whose it is, or the answer in its place."""
+GrpcVerdict = str | GrpcReply
+
+
 class RestDoor(Protocol):
     """Whoever answers HTTP requests. `reply` is called once, on the event loop, now or later. What is given back ends
     the work when the caller went away; None when it is done already."""
 
     def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Callable[[], None] | None: ...
+
+    # A door that asks who its callers are also has
+    #   judge(head, peer, decide): gives the verdict, or None and calls decide(verdict) once, later; before a body that
+    #     did not arrive with its head is gathered, and before any body is inflated;
+    #   vouch(headers): whether these headers were lately those of an authenticated caller.
+    # A GrpcDoor has `judge_grpc` in the place of `judge`, with a GrpcVerdict; "" admits a message of a few bytes.
 
 
 Cancel = Callable[[], None]

@@ -12,7 +12,7 @@ from grpc import aio
 from falaj.core.errors import Invalid
 from falaj.oip.calls import GrpcCall, GrpcDoor, GrpcReply
 from falaj.oip.health import Health
-from falaj.oip.hpack_cache import STREAMING, service_of
+from falaj.oip.hpack_cache import STREAMING, Head, service_of
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -62,6 +62,9 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not method:
             return None
         metadata = _plain(details.invocation_metadata)
+        refusal = self._refusal(method, healthy, metadata)
+        if refusal is not None:
+            return grpc.stream_stream_rpc_method_handler(refusal)  # which reads no message
         door: GrpcDoor = self._health if healthy else self._door
 
         def call(message: bytes, context: Any) -> GrpcCall:
@@ -80,6 +83,23 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if method == STREAMING:
             return grpc.stream_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(unary)
+
+    def _refusal(self, method: str, healthy: bool, metadata: dict[bytes, bytes]) -> Any:
+        """What ends a call whose caller the door does not admit; None for others."""
+        judge: Callable[[Head, str, Any], Any] | None = getattr(self._door, "judge_grpc", None)
+        if judge is None:
+            return None
+        head = Head(metadata)
+        head.method, head.health = method, healthy
+        verdict = judge(head, "", lambda _: None)
+        if not isinstance(verdict, GrpcReply):
+            return None
+
+        async def refuse(_asked: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            await _abort(context, verdict)
+            yield b""
+
+        return refuse
 
 
 async def _unary(door: GrpcDoor, call: GrpcCall, context: Any) -> bytes:

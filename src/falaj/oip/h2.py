@@ -6,16 +6,17 @@ With prior knowledge in the clear, or by ALPN. What is sent is in h2_send, how b
 import asyncio
 import ssl as tls
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
 from falaj.oip import h2_wire as w
-from falaj.oip.calls import DEADLINE_EXCEEDED, GrpcDoor
+from falaj.oip.budget import ByteBudget
+from falaj.oip.calls import DEADLINE_EXCEEDED, NO_HEADERS, GrpcDoor
 from falaj.oip.h2_calls import Calls, stripped, within
 from falaj.oip.h2_stream import Stream
 from falaj.oip.h2_wire import Limits
-from falaj.oip.listening import Listening
+from falaj.oip.listening import Listening, peer_of, vouch_for_all
 
 _LAST_PING = b"falajend"
 _MOST_PIECES = 64
@@ -26,7 +27,7 @@ class Http2(Calls):
     """One connection."""
 
     def __init__(self, server: "GrpcServer") -> None:
-        super().__init__(server.loop, server.door, server.limits, server.everywhere)
+        super().__init__(server.loop, server.door, server.limits, server.budget)
         self._server = server
         self._frames = _FIRST
         self._rest = b""
@@ -36,8 +37,7 @@ class Http2(Calls):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        name = transport.get_extra_info("peername")
-        self._peer = str(name[0]) if name else ""
+        self.peer = peer_of(transport)
         self._now = self._active = self._since = time.monotonic()
         secured = transport.get_extra_info("ssl_object")
         if (
@@ -109,16 +109,27 @@ class Http2(Calls):
         if self._transport is not None:
             self._transport.abort()
 
+    def vouched(self) -> bool:
+        """True when the last call came from an authenticated caller."""
+        return self._server.vouch(self._last_head.metadata if self._last_head is not None else NO_HEADERS)
+
+    def idle_since(self) -> float:
+        return self._active
+
+    def _idle_too_long(self, idle_s: float) -> bool:
+        limits = self._limits
+        return idle_s > limits.keep_s or (idle_s > limits.unauthenticated_keep_s and not self.vouched())
+
     def look(self, now: float) -> None:
         """Once a second: what takes too long is ended."""
         self._now, limits = now, self._limits
         if (
             self._since and now - self._since > (limits.head_s if self._opening or not self._greeted else limits.idle_s)
-        ) or (self._full and now - self._active > limits.idle_s):
+        ) or (self._full and (now - self._active > limits.idle_s or now - self._full_since > limits.whole_s)):
             self.abort()
         elif self._draining == 1:
             self._take_no_more()
-        elif not self._streams and now - self._active > limits.keep_s:
+        elif not self._streams and self._idle_too_long(now - self._active):
             self.drain()
         for stream in tuple(self._streams.values()):
             self._look_at(stream, now)
@@ -268,10 +279,10 @@ _ONLY_CONTINUATION = dict.fromkeys(range(256), Http2.not_now) | {w.CONTINUATION:
 class GrpcServer(Listening[Http2]):
     """What listens, and its connections."""
 
-    def __init__(self, door: GrpcDoor, limits: Limits) -> None:
-        super().__init__(limits.connections)
+    def __init__(self, door: GrpcDoor, limits: Limits, budget: ByteBudget | None = None) -> None:
+        super().__init__(limits.connections, limits.peer_connections, budget)
         self.door, self.limits = door, limits
-        self.everywhere = w.Everywhere()
+        self.vouch: Callable[[Mapping[bytes, bytes]], bool] = getattr(door, "vouch", vouch_for_all)
 
 
 async def serve_h2(
@@ -282,14 +293,11 @@ async def serve_h2(
     ssl: tls.SSLContext | None = None,
     body_bytes: int = 64 << 20,
     limits: Limits | None = None,
-    reuse_port: bool = False,
+    budget: ByteBudget | None = None,
 ) -> GrpcServer:
     """Listen for gRPC on the running loop and hand every message to the door."""
-    server = GrpcServer(door, limits or Limits(body_bytes=body_bytes, held_bytes=2 * body_bytes))
+    server = GrpcServer(door, limits or Limits(body_bytes=body_bytes, held_bytes=2 * body_bytes), budget)
     if ssl is not None:
         ssl.set_alpn_protocols(["h2"])
-    within_s = server.limits.head_s if ssl is not None else None
-    await server.listen(
-        partial(Http2, server), host, port, ssl=ssl, ssl_handshake_timeout=within_s, reuse_port=reuse_port or None
-    )
+    await server.listen(partial(Http2, server), host, port, ssl=ssl, within_s=server.limits.head_s)
     return server

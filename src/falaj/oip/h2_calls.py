@@ -2,31 +2,38 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from falaj.core.errors import FalajError
+from falaj.core.errors import FalajError, Unavailable
 from falaj.oip import h2_wire as w
-from falaj.oip.calls import CODES, INTERNAL, GrpcCall, GrpcDoor, GrpcReply
+from falaj.oip.budget import UNKNOWN, ByteBudget, Reservation, over_budget
+from falaj.oip.calls import CODES, INTERNAL, GrpcCall, GrpcDoor, GrpcReply, GrpcVerdict
+from falaj.oip.codings import Inflater, inflate_in_steps
 from falaj.oip.h2_send import Speaking
-from falaj.oip.h2_stream import Messages, Stream, inflate
+from falaj.oip.h2_stream import Messages, Stream
 from falaj.oip.health import Health
 from falaj.oip.hpack_cache import Head, Heads, block
 
+_UNCOUNTED_BYTES = 1 << 18
+"""Messages of one connection that are not whole are not counted in the budget until they are more than this."""
 _UNAVAILABLE, _TOO_MUCH = CODES["unavailable"], CODES["quota-exceeded"]
 
 
 class Calls(Speaking):
     """The calls of one connection."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, door: GrpcDoor, limits: w.Limits, everywhere: w.Everywhere
-    ) -> None:
-        super().__init__(loop, limits, everywhere)
+    def __init__(self, loop: asyncio.AbstractEventLoop, door: GrpcDoor, limits: w.Limits, budget: ByteBudget) -> None:
+        super().__init__(loop, limits, budget)
         self._door, self._health = door, Health(door)
+        self._judge: Callable[[Head, str, Callable[[GrpcVerdict], Any]], GrpcVerdict | None]
+        self._judge = getattr(door, "judge_grpc", _admit_by_address)
         self._heads = Heads(limits.head_bytes)
         self._unacked = 0
         """Bytes that we have not said to go on after."""
-        self._peer = ""
+        self.peer = ""
+        self._last_head: Head | None = None
 
     # ---- they begin
 
@@ -47,6 +54,7 @@ class Calls(Speaking):
             return
         deadline = time.monotonic() + head.timeout_s if head.timeout_s else 0.0
         stream = self._streams[id_] = Stream(id_, head, self._first_room, deadline, self._now)
+        self._last_head = head
         stream.half = bool(flags & w.END_STREAM)
         if not head.method:
             self._refuse(stream)
@@ -79,7 +87,9 @@ class Calls(Speaking):
             self._drop(stream, w.PROTOCOL_ERROR)
         else:
             stream.half = True
-            if not stream.gone:
+            if stream.early is not None:
+                stream.early.append((b"", True))
+            elif not stream.gone:
                 self._ended(stream)
 
     def _refuse(self, stream: Stream) -> None:
@@ -118,13 +128,74 @@ class Calls(Speaking):
             self._call(stream, piece[5:])
         elif last or piece or not self._noise():
             stream.unacked += size
+            if stream.messages is None:
+                self._ask_admission(stream)
+            if stream.reservation is None and self._held + size <= _UNCOUNTED_BYTES and not stream.gone:
+                self._gather(stream, piece, last=last)
+            elif not stream.gone:
+                self._take_piece(stream, piece, last=last)
+
+    def _ask_admission(self, stream: Stream) -> None:
+        """A call whose message did not come whole in one frame, or is compressed: ask the door whether to take it."""
+        stream.messages = Messages(stream.head.coding, self._limits.body_bytes)
+        verdict = self._judge(stream.head, self.peer, partial(self._decide, stream))
+        if verdict is None:
+            stream.early, stream.reservation = [], Reservation(self._budget)
+        elif isinstance(verdict, str) and verdict:
+            stream.principal = verdict
+        else:
+            self._settle(stream, verdict)
+
+    def _decide(self, stream: Stream, verdict: GrpcVerdict) -> None:
+        """The door has decided later about the caller of a stream: take what came meanwhile, or nothing."""
+        reservation, early, stream.early = stream.reservation, stream.early, None
+        if stream.gone or reservation is None or early is None:
+            return
+        self._settle(stream, verdict)
+        if not self._is_open(stream):
+            return
+        if not reservation.assign(stream.principal or UNKNOWN):
+            self._finish_over_budget(stream)
+        for piece, last in early:
+            if not stream.gone:
+                self._gather(stream, piece, last=last)
+
+    def _is_open(self, stream: Stream) -> bool:
+        return not stream.gone
+
+    def _settle(self, stream: Stream, verdict: GrpcVerdict) -> None:
+        if isinstance(verdict, GrpcReply):
+            self._finish(stream, verdict.code, verdict.text, verdict.metadata)
+            return
+        stream.principal = verdict
+        if not verdict:
+            stream.messages = Messages(stream.head.coding, self._limits.anonymous_bytes)
+
+    def _take_piece(self, stream: Stream, piece: bytes, *, last: bool) -> None:
+        """Count a piece, then take it; while the door decides it is kept, within the window of the stream."""
+        reservation, early, size = stream.reservation, stream.early, len(piece)
+        if reservation is None:
+            reservation = stream.reservation = Reservation(self._budget, stream.principal or UNKNOWN)
+            size += stream.held
+        if not reservation.grow(size):
+            stream.half = last
+            self._finish_over_budget(stream)
+        elif early is None:
             self._gather(stream, piece, last=last)
+        elif stream.unacked > self._limits.window_bytes:
+            self._drop(stream, w.FLOW_CONTROL_ERROR)
+        else:
+            stream.half = last
+            early.append((piece, last))
+
+    def _finish_over_budget(self, stream: Stream) -> None:
+        self._finish(stream, _TOO_MUCH, str(over_budget()), ((b"retry-after", b"1"),))
 
     def _gather(self, stream: Stream, piece: bytes, *, last: bool) -> None:
         """A piece of a message, or several messages in one."""
         messages = stream.messages
         if messages is None:
-            messages = stream.messages = Messages(stream.head.coding, self._limits.body_bytes)
+            return
         stream.touched = self._now
         try:
             for packed, message in messages.feed(piece):
@@ -137,7 +208,7 @@ class Calls(Speaking):
             return
         stream.half = last
         self._hold(stream, messages.held + (len(stream.only[1]) if stream.only else 0))
-        if self._held > self._limits.held_bytes or self._everywhere.held > self._limits.all_bytes:
+        if self._held > self._limits.held_bytes:
             self._finish(stream, _TOO_MUCH, "too much is sent at once (send less, or come again)")
         elif last:
             self._ended(stream)
@@ -170,22 +241,26 @@ class Calls(Speaking):
 
     def _unpack(self, stream: Stream, packed: bool, message: bytes) -> None:
         """A message that is whole; a compressed one is unpacked in a thread, for a small one may hold much."""
+        reservation, counted = stream.reservation, len(message) + 5
         if not packed:
-            self._call(stream, message)
+            self._call(stream, message, counted)
             return
+        if reservation is None:
+            reservation, counted = Reservation(self._budget, stream.principal or UNKNOWN), 0
+            stream.reservation = reservation
         stream.waiting += 1
-        work = self._loop.run_in_executor(None, inflate, message, stream.head.coding, self._limits.body_bytes)
-        work.add_done_callback(partial(self._unpacked, stream))
+        most = self._limits.body_bytes if stream.principal else self._limits.anonymous_bytes
+        inflater = Inflater(message, stream.head.coding, most)
+        inflate_in_steps(self._loop, inflater, reservation, partial(self._unpacked, stream, counted))
 
-    def _unpacked(self, stream: Stream, work: asyncio.Future[bytes]) -> None:
-        error = work.exception()
+    def _unpacked(self, stream: Stream, counted: int, message: bytes | FalajError) -> None:
         stream.waiting -= 1
-        if stream.gone:
-            return
-        if isinstance(error, FalajError):
-            self._finish(stream, CODES.get(error.code, INTERNAL), str(error))
+        if isinstance(message, Unavailable):
+            self._finish_over_budget(stream)
+        elif isinstance(message, FalajError):
+            self._finish(stream, CODES.get(message.code, INTERNAL), str(message))
         else:
-            self._call(stream, work.result())
+            self._call(stream, message, counted + len(message))
 
     def _late(self, id_: int, stream: Stream | None) -> None:
         """Data for a stream that takes none."""
@@ -199,11 +274,15 @@ class Calls(Speaking):
 
     # ---- and answers go out
 
-    def _call(self, stream: Stream, message: bytes) -> None:
+    def _call(self, stream: Stream, message: bytes, counted: int = 0) -> None:
+        """Ask the door; `counted` bytes are reserved, where the stream has a reservation, until the last answer."""
         stream.waiting += 1
         stream.calls = number = stream.calls + 1
+        if counted and stream.reservation is not None and stream.head.streaming:
+            stream.sizes = stream.sizes or {}
+            stream.sizes[number] = counted
         head = stream.head
-        call = GrpcCall(head.method, message, head.metadata, stream.deadline, peer=self._peer)
+        call = GrpcCall(head.method, message, head.metadata, stream.deadline, peer=self.peer)
         door: GrpcDoor = self._health if head.health else self._door
         cancel = door.grpc(call, partial(self._answered, stream, number))
         if cancel is not None and not stream.gone:
@@ -222,6 +301,8 @@ class Calls(Speaking):
             self._say(stream, reply)
             if reply.last:
                 stream.waiting -= 1
+                if stream.sizes and stream.reservation is not None:
+                    stream.reservation.shrink(stream.sizes.pop(number, 0))
                 self._next(stream)
 
     def _next(self, stream: Stream) -> None:
@@ -236,12 +317,18 @@ class Calls(Speaking):
             self._go_on(stream)
 
     def _drop(self, stream: Stream, code: int) -> None:
-        """A stream that broke the rules, or that nobody reads."""
+        """Drop a stream that broke the rules, or that the client does not read. It counts as a reset by the client."""
         self._streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
         self._forget(stream)
         self._cut(stream.id, code)
         self._closed()
+        self._noise()
+
+
+def _admit_by_address(_: Head, peer: str, _decide: Callable[[GrpcVerdict], Any]) -> GrpcVerdict:
+    """For a door that does not authenticate callers: addresses are the principals."""
+    return peer or "local"
 
 
 def within(stream: Stream) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from falaj.core.errors import FalajError
+from falaj.oip.budget import ByteBudget
 from falaj.oip.calls import GrpcReply
 from falaj.oip.h2_stream import Stream
 from falaj.oip.h2_wire import (
@@ -19,7 +20,6 @@ from falaj.oip.h2_wire import (
     PLAIN_WINDOW,
     RST_STREAM,
     WINDOW_UPDATE,
-    Everywhere,
     Limits,
     Patience,
     before_message,
@@ -45,16 +45,17 @@ _TINY_BYTES = 256
 class Speaking(asyncio.Protocol):
     """What is sent on one connection."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, everywhere: Everywhere) -> None:
-        self._loop, self._limits, self._everywhere = loop, limits, everywhere
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, budget: ByteBudget) -> None:
+        self._loop, self._limits, self._budget = loop, limits, budget
         self._patience = Patience(limits.noise, limits.noise_per_s)
         self._last = self._held = self._draining = 0
         """The newest stream; bytes of messages that are not whole; 1 when we said that we end, 2 when no stream is
         taken any more."""
         self._deaf = False
         """Nothing that comes counts any more."""
-        self._now = self._since = self._active = 0.0
-        """The time, as of the last second; when something began that is not whole; when something last came."""
+        self._now = self._since = self._active = self._full_since = 0.0
+        """The time, as of the last second; when something began that is not whole; when something last came; since
+        when the client does not read fast enough."""
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, Stream] = {}
         self._reset: set[int] = set()
@@ -88,7 +89,7 @@ class Speaking(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client reads too slowly: nothing more is taken from it either."""
-        self._full, self._active = True, self._now
+        self._full, self._active, self._full_since = True, self._now, self._now
         if self._transport is not None:
             self._transport.pause_reading()
 
@@ -227,6 +228,8 @@ class Speaking(asyncio.Protocol):
 
     def _close(self, stream: Stream) -> None:
         stream.gone = True
+        if stream.reservation is not None:
+            self._forget(stream)
         self._patience.left += 1.0
         if self._streams.pop(stream.id, None) is not None and not stream.half:
             self._cut(stream.id, NO_ERROR)
@@ -246,11 +249,13 @@ class Speaking(asyncio.Protocol):
         """Nobody waits for it any more."""
         self._hold(stream, 0)
         stream.cancel()
+        if stream.reservation is not None:
+            stream.reservation.release()
+            stream.reservation = None
 
     def _hold(self, stream: Stream, size: int) -> None:
-        """Counts what is kept of a stream's messages that are not whole: here, and for all connections."""
+        """Counts what is kept of a stream's messages that are not whole, for the connection."""
         self._held += size - stream.held
-        self._everywhere.held += size - stream.held
         stream.held = size
 
     def fail(self, code: int, why: str) -> None:

@@ -1,15 +1,14 @@
 """One call on an HTTP/2 connection, and how its bytes become messages."""
 
 import struct
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from falaj.core.errors import Invalid, QuotaExceeded
+from falaj.oip.budget import Reservation
 from falaj.oip.hpack_cache import Head
 
 _PREFIX = struct.Struct(">BI").unpack
-_WINDOWS = {b"gzip": 31, b"deflate": 15}
 Cancel = Callable[[], None]
 
 
@@ -17,8 +16,8 @@ class Stream:
     """One call."""
 
     __slots__ = (
-        "began", "calls", "cancels", "deadline", "gone", "half", "head", "held", "id", "messages", "only", "opened",
-        "out", "room", "touched", "trailers", "unacked", "waiting",
+        "began", "calls", "cancels", "deadline", "early", "gone", "half", "head", "held", "id", "messages", "only",
+        "opened", "out", "principal", "reservation", "room", "sizes", "touched", "trailers", "unacked", "waiting",
     )  # fmt: skip
 
     def __init__(self, id_: int, head: Head, room: int, deadline: float, now: float) -> None:
@@ -33,6 +32,14 @@ class Stream:
         self.held = self.unacked = self.calls = self.waiting = 0
         """Bytes of messages that are not whole; bytes we have not said to go on after; messages so far; those that
         have not got their last answer."""
+        self.reservation: Reservation | None = None
+        """What is counted for its messages, where those of the connection that are not whole are not small."""
+        self.early: list[tuple[bytes, bool]] | None = None
+        """Pieces, and whether each is the last, that came before the door decided about the caller."""
+        self.sizes: dict[int, int] | None = None
+        """Bytes counted for each of its messages that has not got its last answer, where some are counted."""
+        self.principal: str | None = None
+        """Whose messages they are, once the door was asked; empty for those that need no token."""
         self.cancels: dict[int, Cancel] = {}
         self.out: deque[memoryview] = deque()
         self.trailers = b""
@@ -42,7 +49,7 @@ class Stream:
         """Nobody waits for it any more: its work ends, its bytes go."""
         self.gone = True
         cancels, self.cancels = self.cancels, {}
-        self.messages = self.only = None
+        self.messages = self.only = self.early = None
         self.out.clear()
         for cancel in cancels.values():
             cancel()
@@ -95,17 +102,3 @@ class Messages:
         message = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         flag, self._flag, self._need, self.held, self._chunks = self._flag, 0, -1, 0, []
         return bool(flag), message
-
-
-def inflate(message: bytes, coding: bytes, most: int) -> bytes:
-    """A compressed message as it was, within a bound."""
-    unpacking = zlib.decompressobj(_WINDOWS[coding])
-    try:
-        plain = unpacking.decompress(message, most + 1)
-    except zlib.error as error:
-        raise Invalid(f"the message is no {coding.decode()}", "compress it again, or send it as it is") from error
-    if len(plain) > most:
-        raise QuotaExceeded(f"a message of more than {most} bytes", "send less at once")
-    if not unpacking.eof or unpacking.unused_data:
-        raise Invalid(f"the {coding.decode()} of a message ends too early or too late", "send all of it, once")
-    return plain

@@ -55,8 +55,6 @@ class Limits:
     """Of one message, also after it is decompressed."""
     held_bytes: int = 128 << 20
     """Of all messages of a connection that have not come whole."""
-    all_bytes: int = 1 << 30
-    """The same of all connections together."""
     head_bytes: int = 16 << 10
     streams: int = 512
     frame_bytes: int = 1 << 16
@@ -64,6 +62,10 @@ class Limits:
     """What may be sent on a stream before we say to go on."""
     connection_bytes: int = 8 << 20
     connections: int = 4096
+    peer_connections: int = 2048
+    """Connections of one address; of IPv6, of one /64 network."""
+    anonymous_bytes: int = 1 << 14
+    """Of a message that needs no token, also after it is decompressed."""
     head_s: float = 10.0
     """For the preface to come, for a header block to be whole, and for a frame."""
     idle_s: float = 30.0
@@ -72,18 +74,11 @@ class Limits:
     """For the request of a call that has one to arrive."""
     keep_s: float = 1800.0
     """Without any call."""
+    unauthenticated_keep_s: float = 60.0
+    """The same on a connection whose last caller was not authenticated."""
     noise: int = 1000
     noise_per_s: float = 100.0
     """Frames that cost us and bring no call (resets, pings, settings, empty ones): at once, and for how long."""
-
-
-class Everywhere:
-    """What all connections of a server hold together."""
-
-    __slots__ = ("held",)
-
-    def __init__(self) -> None:
-        self.held = 0
 
 
 class Patience:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import secrets
+import socket
 import ssl as tls
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -52,11 +53,16 @@ class HopServer:
         self.draining, self._empty = False, asyncio.Event()
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> tuple[str, int]:
-        """Listen; gives where."""
+    async def start(
+        self, host: str, port: int, ssl: tls.SSLContext | None = None, listener: socket.socket | None = None
+    ) -> tuple[str, int]:
+        """Listen at an address, or with a socket that listens already; gives where."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self.connection, host, port, ssl=ssl, backlog=64)
+            if listener is not None:
+                self._server = await loop.create_server(self.connection, sock=listener, ssl=ssl, backlog=64)
+            else:
+                self._server = await loop.create_server(self.connection, host, port, ssl=ssl, backlog=64)
         except OSError as error:
             raise Unavailable(
                 f"{host}:{port} cannot be listened on: {error.strerror}", "choose another port"

@@ -36,7 +36,7 @@ _SERVICES = {SERVICE: "", "grpc.health.v1.Health": PREFIX}
 class Head:
     """What the headers of a call say. Shared by all calls that send them, so nobody changes it."""
 
-    __slots__ = ("code", "coding", "fault", "health", "metadata", "method", "status", "streaming", "timeout_s")
+    __slots__ = ("code", "coding", "fault", "health", "lead", "metadata", "method", "status", "streaming", "timeout_s")
 
     def __init__(self, metadata: Mapping[bytes, bytes]) -> None:
         self.metadata = metadata
@@ -48,6 +48,8 @@ class Head:
         self.coding = metadata.get(b"grpc-encoding", b"identity")
         self.timeout_s = 0.0
         self.streaming = self.health = False
+        self.lead: object = None
+        """What the door made of it."""
 
 
 class _Table(HeaderTable):

@@ -6,20 +6,22 @@ Nothing here makes a task or a future for a request. Times are looked at once a 
 import asyncio
 import ssl as tls
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, cast
 
 import msgspec
 
+from falaj.core.errors import FalajError, Unavailable
 from falaj.oip.answers import render
-from falaj.oip.calls import Alike, Call, Reply, RestDoor
-from falaj.oip.codings import INLINE_BYTES, chosen, deflate, inflate
-from falaj.oip.listening import Listening
+from falaj.oip.budget import ByteBudget, Reservation, over_budget
+from falaj.oip.calls import NO_HEADERS, Alike, Call, Reply, RestDoor, Verdict
+from falaj.oip.codings import INLINE_BYTES, Inflater, chosen, deflate, inflate_in_steps, inflate_problem
+from falaj.oip.listening import Listening, peer_of, vouch_for_all
 from falaj.oip.lot_frames import Told
-from falaj.oip.requests import END, KNOWN_BYTES, Head, Heads, Limits, Requests
-from falaj.oip.rest import refusal
+from falaj.oip.requests import END, KNOWN_BYTES, SMALL_BYTES, Head, Heads, Limits, Request, Requests
+from falaj.oip.rest import problem, refusal
 
 _LINGER_S = 2.0
 """How long a client that broke the rules is still listened to, so that it can read why."""
@@ -44,6 +46,8 @@ class Exchange(msgspec.Struct, eq=False):
     lot: Callable[[int], None] | None = None
     place: int = 0
     """What ends it, where it was asked with others, by its place among them."""
+    reservation: Reservation | None = None
+    """What is counted for its body; released when it is answered."""
 
     def answer(self, reply: Reply) -> None:
         """Take the answer; the second one, and one for a client that went away, are dropped."""
@@ -56,11 +60,15 @@ class Exchange(msgspec.Struct, eq=False):
                 return
             reply = deflate(reply, coding)
         self.reply, self.cancel, self.lot = reply, None, None
+        if self.reservation is not None:
+            self.reservation.release()
         connection.answered()
 
     def end(self) -> None:
         """The client went away."""
         self.connection = None
+        if self.reservation is not None:
+            self.reservation.release()
         if self.cancel is not None:
             self.cancel()
         elif self.lot is not None:
@@ -71,15 +79,19 @@ class Http1(asyncio.Protocol):
     """One connection."""
 
     __slots__ = (
-        "_began", "_corked", "_deaf", "_draining", "_ended", "_full", "_held", "_loop", "_out", "_peer", "_reading",
-        "_requests", "_seen", "_server", "_stuck", "_transport", "_waiting",
+        "_began", "_corked", "_deaf", "_draining", "_ended", "_full", "_full_since", "_held",
+        "_last_head", "_loop", "_out", "_pending", "_reading", "_requests", "_seen", "_server", "_stuck", "_transport",
+        "_waiting", "peer",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
         self._server, self._loop = server, server.loop
-        self._requests = Requests(server.limits, server.heads)
+        self._requests = Requests(server.limits, server.heads, server.budget)
+        self._pending = False
+        """The door has not decided yet about the sender of the arriving request; nothing is read meanwhile."""
+        self._last_head: Head | None = None
         self._waiting: deque[Exchange] = deque()
-        self._held: deque[tuple[Head, bytes]] = deque()
+        self._held: deque[Request] = deque()
         """Requests that are answered in time; requests that were read and must wait for those, or for the client."""
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
@@ -87,20 +99,20 @@ class Http1(asyncio.Protocol):
         """Answers are gathered; no more bytes are taken in; no more requests are; it ends when it is idle; the client
         does not read."""
         self._reading = True
-        self._began = self._seen = 0.0
-        """When the request that is arriving began, or 0; when something last happened."""
+        self._began = self._seen = self._full_since = 0.0
+        """When the request that is arriving began, or 0; when something last happened; since when the client does not
+        read fast enough."""
         self._stuck = 0
-        self._peer = ""
+        self.peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        name = transport.get_extra_info("peername")
-        self._peer = str(name[0]) if name else ""
+        self.peer = peer_of(transport)
         self._seen = self._loop.time()
         if self._server.ends:
             self.drain()
         if not self._server.admit(self):
-            self._end(refusal(503, "too many connections", "come again later"))
+            self._end(problem(Unavailable("too many connections", "come again later")))
 
     def connection_lost(self, _: Exception | None) -> None:
         self._server.leave(self)
@@ -108,7 +120,8 @@ class Http1(asyncio.Protocol):
         for exchange in self._waiting:
             exchange.end()
         self._waiting.clear()
-        self._held.clear()
+        self._drop_held()
+        self._requests.drop()
 
     def data_received(self, data: bytes) -> None:
         requests = self._requests
@@ -130,11 +143,34 @@ class Http1(asyncio.Protocol):
         if requests.within:
             if whole or not self._began:
                 self._began = self._seen
-            if requests.expects and not self._waiting and not self._held:
-                requests.expects = False
-                self._out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if requests.unjudged:
+                self._ask_admission()
         else:
             self._began = 0.0
+        self._pump()
+
+    def _ask_admission(self) -> None:
+        """The head of a request is here and not all of its body: ask the door whether to take the rest."""
+        requests, head = self._requests, self._requests.head
+        requests.unjudged = False
+        verdict = self._server.judge(head, self.peer, self._decide) if head is not None else None
+        if verdict is None:
+            self._pending = True
+            requests.reserve()
+        elif isinstance(verdict, Reply):
+            requests.refuse(verdict)
+        else:
+            requests.admit(verdict)
+
+    def _decide(self, verdict: Verdict) -> None:
+        """The door has decided later about the sender of the request that is arriving."""
+        self._pending = False
+        if self._transport is None or self._requests.refusal is not None:
+            return
+        if isinstance(verdict, Reply):
+            self._requests.refuse(verdict)
+        else:
+            self._requests.admit(verdict)
         self._pump()
 
     def eof_received(self) -> bool:
@@ -146,6 +182,7 @@ class Http1(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._full, self._seen, self._stuck = True, self._loop.time(), 0
+        self._full_since = self._seen
         self._throttle()
 
     def resume_writing(self) -> None:
@@ -158,29 +195,67 @@ class Http1(asyncio.Protocol):
         self._corked = True
         while held and not self._full and len(waiting) < most:
             self._take(*held.popleft())
-        if self._requests.refusal is not None and not held:
-            self._end(self._requests.refusal)
+        requests = self._requests
+        if requests.refusal is not None and not held:
+            self._end(requests.refusal)
+        elif requests.expects and not (waiting or held or self._pending):
+            requests.expects = False
+            self._out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._corked = False
         if self._out:
             self._flush()
-        if held or len(waiting) >= most or not self._reading:
+        if held or len(waiting) >= most or self._pending or not self._reading:
             self._throttle()
 
-    def _take(self, head: Head, body: bytes) -> None:
+    def _take(self, head: Head, body: bytes, reservation: Reservation | None = None) -> None:
         if self._ended:
+            if reservation is not None:
+                reservation.release()
             return
         exchange = Exchange(self, head)
         self._waiting.append(exchange)
+        self._last_head = head
         if not head.keep:
             self._deaf = self._ended = True
-        if head.coding:
-            self._inflate(exchange, body)
+        if head.coding or (reservation is None and len(body) > SMALL_BYTES):
+            self._take_counted(exchange, body, reservation)
         else:
+            exchange.reservation = reservation
             self._ask(exchange, head, body)
 
-    def _inflated(self, exchange: Exchange, body: "bytes | Reply") -> None:
-        if isinstance(body, Reply):
-            exchange.answer(body)
+    def _take_counted(self, exchange: Exchange, body: bytes, reservation: Reservation | None) -> None:
+        """Ask a request whose bytes are counted; one that arrived at once is inflated only for whom the door knows."""
+        if reservation is not None:
+            exchange.reservation = reservation
+            self._take_admitted(exchange, body)
+            return
+        exchange.reservation = reservation = Reservation(self._server.budget)
+        if not reservation.grow(len(body)):
+            exchange.answer(problem(over_budget()))
+            return
+        verdict = self._server.judge(exchange.head, self.peer, partial(self._take_judged, exchange, body))
+        if verdict is not None:
+            self._take_judged(exchange, body, verdict)
+
+    def _take_judged(self, exchange: Exchange, body: bytes, verdict: Verdict) -> None:
+        if exchange.connection is None or exchange.reservation is None:
+            return
+        if isinstance(verdict, Reply):
+            exchange.answer(verdict)
+        elif exchange.reservation.assign(verdict):
+            self._take_admitted(exchange, body)
+        else:
+            exchange.answer(problem(over_budget()))
+
+    def _take_admitted(self, exchange: Exchange, body: bytes) -> None:
+        if exchange.head.coding:
+            self._inflate(exchange, body)
+        else:
+            self._ask(exchange, exchange.head, body)
+
+    def _inflated(self, exchange: Exchange, body: "bytes | FalajError") -> None:
+        if isinstance(body, FalajError):
+            exchange.answer(inflate_problem(body))
         else:
             self._ask(exchange, exchange.head, body)
 
@@ -191,19 +266,31 @@ class Http1(asyncio.Protocol):
 
     def ask(self, exchange: Exchange, head: Head, body: bytes) -> None:
         """Ask the door for one by itself."""
-        call = Call(head.method, head.path, head.headers, body, False, self._peer, head)
+        call = Call(head.method, head.path, head.headers, body, False, self.peer, head)
         cancel = self._server.door.rest(call, exchange.answer)
         if exchange.reply is None:
             exchange.cancel = cancel
 
     def _inflate(self, exchange: Exchange, body: bytes) -> None:
-        most = self._server.limits.body_bytes
+        """Inflate the start here, where that is all in most cases, and the rest in a thread."""
+        inflater, reservation = (
+            Inflater(body, exchange.head.coding, self._server.limits.body_bytes),
+            exchange.reservation,
+        )
+        assert reservation is not None  # noqa: S101 # nosec B101 - bodies that are compressed are counted
         if len(body) <= INLINE_BYTES:
-            plain = inflate(body, exchange.head.coding, min(most, INLINE_BYTES))
-            if not isinstance(plain, Reply) or plain.status != 413 or most <= INLINE_BYTES:
+            try:
+                plain = inflater.step(INLINE_BYTES)
+            except FalajError as error:
+                self._inflated(exchange, error)
+                return
+            if not reservation.grow(inflater.size):
+                self._inflated(exchange, over_budget())
+                return
+            if plain is not None:
                 self._inflated(exchange, plain)
                 return
-        self.aside(partial(inflate, body, exchange.head.coding, most), partial(self._inflated, exchange))
+        inflate_in_steps(self._loop, inflater, reservation, partial(self._inflated, exchange))
 
     def aside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Do long work in a thread, and go on with what it gave unless the client went away."""
@@ -219,7 +306,7 @@ class Http1(asyncio.Protocol):
             render(reply, exchange.head, last, out)
             if last:
                 self._deaf = self._ended = True
-                self._held.clear()
+                self._drop_held()
                 break
         if self._corked:
             return
@@ -239,6 +326,8 @@ class Http1(asyncio.Protocol):
             return False
         waiting.clear()
         exchange.connection = exchange.lot = None
+        if exchange.reservation is not None:
+            exchange.reservation.release()
         transport.write(data)
         return True
 
@@ -271,14 +360,28 @@ class Http1(asyncio.Protocol):
 
     def _throttle(self) -> None:
         transport = self._transport
-        wanted = not self._full and not self._held and len(self._waiting) < self._server.limits.pipelined
-        if transport is None or wanted == self._reading or transport.is_closing():
+        may_read = not (self._full or self._held or self._pending)
+        may_read = may_read and len(self._waiting) < self._server.limits.pipelined
+        if transport is None or may_read == self._reading or transport.is_closing():
             return
-        self._reading = wanted
-        if wanted:  # what could not be read before is not late
+        self._reading = may_read
+        if may_read:  # what could not be read before is not late
             self._seen = self._loop.time()
             self._began = self._seen if self._requests.within else 0.0
-        (transport.resume_reading if wanted else transport.pause_reading)()
+        (transport.resume_reading if may_read else transport.pause_reading)()
+
+    def _drop_held(self) -> None:
+        for _, _, reservation in self._held:
+            if reservation is not None:
+                reservation.release()
+        self._held.clear()
+
+    def vouched(self) -> bool:
+        """True when the last request came from an authenticated caller."""
+        return self._server.vouch(self._last_head.headers if self._last_head is not None else NO_HEADERS)
+
+    def idle_since(self) -> float:
+        return self._seen
 
     def _idle(self) -> bool:
         return not self._waiting and not self._held and not self._requests.within
@@ -298,11 +401,7 @@ class Http1(asyncio.Protocol):
             return
         quiet_s = now - self._seen
         if self._full:
-            left = transport.get_write_buffer_size()
-            if left < self._stuck or not self._stuck:
-                self._stuck, self._seen = left, now
-            elif quiet_s > limits.idle_s:
-                transport.abort()
+            self._look_at_writes(transport, now)
         elif self._deaf:
             if (
                 not self._waiting
@@ -314,8 +413,23 @@ class Http1(asyncio.Protocol):
             late = not self._requests.headed and now - self._began > limits.head_s
             if late or quiet_s > limits.idle_s or now - self._began > limits.whole_s:
                 self._end(refusal(408, "the request takes too long to arrive", "send it faster"))
-        elif self._idle() and quiet_s > (_GRACE_S if self._draining else limits.keep_s):
+        elif self._idle() and self._idle_too_long(quiet_s):
             transport.close()
+
+    def _look_at_writes(self, transport: asyncio.Transport, now: float) -> None:
+        """End a client that reads its answers too slowly, or not at all."""
+        limits, left = self._server.limits, transport.get_write_buffer_size()
+        stalled = self._stuck and left >= self._stuck
+        if (stalled and now - self._seen > limits.idle_s) or now - self._full_since > limits.whole_s:
+            transport.abort()
+        elif not stalled:
+            self._stuck, self._seen = left, now
+
+    def _idle_too_long(self, idle_s: float) -> bool:
+        limits = self._server.limits
+        if self._draining:
+            return idle_s > _GRACE_S
+        return idle_s > limits.keep_s or (idle_s > limits.unauthenticated_keep_s and not self.vouched())
 
 
 class Turned:
@@ -356,9 +470,12 @@ class HttpServer(Listening[Http1]):
 
     hurry_s = _GRACE_S / 5
 
-    def __init__(self, door: RestDoor, limits: Limits) -> None:
-        super().__init__(limits.connections)
+    def __init__(self, door: RestDoor, limits: Limits, budget: ByteBudget | None = None) -> None:
+        super().__init__(limits.connections, limits.peer_connections, budget)
         self.door, self.limits = door, limits
+        self.judge: Callable[[Head, str, Callable[[Verdict], Any]], Verdict | None]
+        self.judge = getattr(door, "judge", _admit_by_address)
+        self.vouch: Callable[[Mapping[bytes, bytes]], bool] = getattr(door, "vouch", vouch_for_all)
         self.heads: Heads = {}
         self.quick: Heads = self.heads if limits.pipelined > 1 else {}
         """Those whose requests need not wait for others of their connection."""
@@ -447,6 +564,11 @@ def _never(_: Head) -> bool:
     return False
 
 
+def _admit_by_address(_: Head, peer: str, _decide: Callable[[Verdict], Any]) -> Verdict:
+    """For a door that does not authenticate callers: addresses are the principals."""
+    return peer or "local"
+
+
 async def serve_http(
     door: RestDoor,
     host: str,
@@ -454,14 +576,11 @@ async def serve_http(
     *,
     ssl: tls.SSLContext | None = None,
     limits: Limits | None = None,
-    reuse_port: bool = False,
+    budget: ByteBudget | None = None,
 ) -> HttpServer:
     """Listen for HTTP/1.1 on the running loop and hand every request to the door."""
-    server = HttpServer(door, limits or Limits())
-    within_s = server.limits.head_s if ssl is not None else None
-    await server.listen(
-        partial(Http1, server), host, port, ssl=ssl, ssl_handshake_timeout=within_s, reuse_port=reuse_port
-    )
+    server = HttpServer(door, limits or Limits(), budget)
+    await server.listen(partial(Http1, server), host, port, ssl=ssl, within_s=server.limits.head_s)
     return server
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import httptools
 
+from falaj.oip.budget import UNKNOWN, ByteBudget, Reservation, over_budget
 from falaj.oip.calls import Reply
-from falaj.oip.rest import refusal
+from falaj.oip.rest import problem, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,11 @@ class Limits:
     """For one request to arrive."""
     keep_s: float = 120.0
     """Between requests."""
+    unauthenticated_keep_s: float = 60.0
+    """The same on a connection whose last caller was not authenticated."""
     connections: int = 4096
+    peer_connections: int = 2048
+    """Connections of one address; of IPv6, of one /64 network."""
     pipelined: int = 64
     """Requests of one connection that are answered at once; the next ones wait, and no more is read."""
 
@@ -52,9 +57,13 @@ class Head:
         """What the door made of it."""
 
 
+Request = tuple[Head, bytes, Reservation | None]
+"""A request that has arrived: its head, its body, and what is reserved for the body where it came in pieces."""
 Heads = dict[bytes, Head]
 """Heads that came before, by their bytes; shared by the connections of a server."""
 _MOST_HEADS, KNOWN_BYTES = 1024, 2048
+SMALL_BYTES = 16 << 10
+"""Bodies of no more than this are not counted: connections and what is pipelined bound their sum."""
 _SLACK_BYTES = 1 << 20
 """Chunks may waste three times what they carry, and so much besides."""
 _CODINGS = (b"", b"gzip", b"x-gzip", b"deflate")
@@ -67,36 +76,45 @@ END = b"\r\n\r\n"
 
 class Requests:
     """One connection's requests. `feed` gives those that are whole; `refusal` is the last answer of a connection that
-    broke the rules, and nothing is read after it."""
+    broke the rules, and nothing is read after it. While `unjudged` a head has come and its sender is to be asked for;
+    `admit` or `refuse` follows."""
 
     __slots__ = (
-        "_candidate", "_done", "_fed", "_head", "_head_bytes", "_headers", "_heads", "_limits", "_parser", "_parts",
-        "_size", "_url", "expects", "headed", "refusal", "within",
+        "_before", "_budget", "_candidate", "_done", "_fed", "_head_bytes", "_headers", "_heads", "_limits", "_parser",
+        "_parts", "_piece", "_size", "_url", "expects", "head", "headed", "principal", "refusal",
+        "reservation", "unjudged", "within",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits, heads: Heads) -> None:
-        self._limits, self._heads = limits, heads
+    def __init__(self, limits: Limits, heads: Heads, budget: ByteBudget | None = None) -> None:
+        self._limits, self._heads, self._budget = limits, heads, budget or ByteBudget()
         self._parser = httptools.HttpRequestParser(self)
         self.refusal: Reply | None = None
         self.within = self.headed = self.expects = False
         """In the middle of a request; its head is whole; it waits to be told to go on."""
-        self._done: list[tuple[Head, bytes]] = []
+        self._done: list[Request] = []
         self._candidate = self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
-        self._size = self._fed = self._head_bytes = 0
-        self._head: Head | None = None
+        self._size = self._fed = self._head_bytes = self._piece = 0
+        self._before = -1
+        """Body bytes in the data that is fed: of the newest request, and of the last that it completed (-1: none)."""
+        self.head: Head | None = None
+        self.principal = UNKNOWN
+        self.reservation: Reservation | None = None
+        """Of the request that is arriving: its head once that is whole; who sends it; what is reserved for its body,
+        where that is not small."""
+        self.unjudged = False
 
-    def feed(self, data: bytes) -> list[tuple[Head, bytes]]:
+    def feed(self, data: bytes) -> list[Request]:
         """The requests that these bytes make whole, in order."""
-        whole: list[tuple[Head, bytes]] = []
+        completed: list[Request] = []
         if not self.within:
-            data = self._known(data, whole)
+            data = self._take_repeated(data, completed)
             if not data:
-                return whole
+                return completed
             end = data.find(END, 0, KNOWN_BYTES)
             self._candidate = data[: end + 4] if end > 0 and data[:1].isupper() else b""
-        self._done = whole
+        self._done, self._before, self._piece = completed, -1, 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -105,10 +123,41 @@ class Requests:
                     raise
                 self._refuse(400, f"this is no HTTP/1.1 request: {error}", "check what is sent")
         if self.within and self.refusal is None:
-            self._weigh(len(data))
-        return whole
+            self._weigh(len(data) if self._before < 0 else _tail_bytes(data, self._before))
+            if self._size > SMALL_BYTES and not self.unjudged:
+                self.reserve()
+        return completed
 
-    def _known(self, data: bytes, whole: list[tuple[Head, bytes]]) -> bytes:
+    def admit(self, principal: str) -> None:
+        """The request that is arriving is taken, and its bytes are counted to `principal`."""
+        self.principal = principal
+        if self.reservation is not None:
+            if not self.reservation.assign(principal):
+                self.refuse(problem(over_budget()))
+        elif self._size > SMALL_BYTES:
+            self.reserve()
+
+    def refuse(self, reply: Reply) -> None:
+        """End with this answer: the request that is arriving is not taken, and what came of it is dropped."""
+        self.refusal = reply
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop what came of the request that is arriving. The parser refers to us, so nothing is freed by itself."""
+        self._parts = []
+        if self.reservation is not None:
+            self.reservation.release()
+            self.reservation = None
+
+    def reserve(self) -> None:
+        """Count what has arrived of a body that is not whole."""
+        reservation = self.reservation
+        if reservation is None:
+            reservation = self.reservation = Reservation(self._budget, self.principal)
+        if not reservation.grow(self._size - reservation.size):
+            self.refuse(problem(over_budget()))
+
+    def _take_repeated(self, data: bytes, completed: list[Request]) -> bytes:
         """Take the requests whose heads came before and whose bodies are here; what is left."""
         at, size = 0, len(data)
         while at < size:
@@ -117,7 +166,7 @@ class Requests:
             if head is None or end + head.length > size:
                 break
             at = end + head.length
-            whole.append((head, data[end:at]))
+            completed.append((head, data[end:at], None))
             if at == size or not head.keep:
                 return b""
         return data[at:] if at else data
@@ -131,7 +180,7 @@ class Requests:
             self._refuse(400, "the chunks carry next to nothing", "send larger ones")
 
     def _refuse(self, status: int, message: str, hint: str) -> None:
-        self.refusal = refusal(status, message, hint)
+        self.refuse(refusal(status, message, hint))
 
     def _stop(self, status: int, message: str, hint: str) -> httptools.HttpParserError:
         self._refuse(status, message, hint)
@@ -140,9 +189,9 @@ class Requests:
     # What the parser calls, by names it knows.
 
     def on_message_begin(self) -> None:
-        self.within, self.headed = True, False
-        self._url, self._headers, self._parts, self._head = b"", {}, [], None
-        self._size = self._fed = self._head_bytes = 0
+        self.within, self.headed, self.principal = True, False, UNKNOWN
+        self._url, self._headers, self._parts, self.head = b"", {}, [], None
+        self._size = self._fed = self._head_bytes = self._piece = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -180,7 +229,8 @@ class Requests:
             raise self._stop(415, "a content encoding that is not known", "gzip, deflate, or none")
         if expects is not None and expects.lower() != b"100-continue":
             raise self._stop(417, "an expectation that is not known", "100-continue, or none")
-        self.headed, self._head, self.expects = True, head, expects is not None and head.modern
+        self.unjudged = True
+        self.headed, self.head, self.expects = True, head, expects is not None and head.modern
         self._keep(head, plain=chunked is None and expects is None)
 
     def _keep(self, head: Head, *, plain: bool) -> None:
@@ -190,7 +240,7 @@ class Requests:
             # Many clients send a body by itself, so that it was not here with its head; what is known of that still is.
             known = self._heads.get(candidate)
             if known is not None:
-                self._head = known
+                self.head = known
                 return
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
@@ -198,15 +248,24 @@ class Requests:
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
+        self._piece += len(body)
         if self._size > self._limits.body_bytes:
             raise self._stop(413, f"a body of more than {self._limits.body_bytes} bytes", "send less at once")
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        self.within = self.expects = False
-        if self._head is not None:
-            self._done.append((self._head, self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)))
-        self._parts = []
+        self.within = self.expects = self.unjudged = False
+        if self.head is not None:
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._done.append((self.head, body, self.reservation))
+            self._before = 0 if self.head.length < 0 else self._piece
+        self._parts, self.reservation = [], None
+
+
+def _tail_bytes(data: bytes, body_bytes: int) -> int:
+    """How much of the data belongs to the request that begins in it: what follows the end of the last head and the
+    body after that. Never more than that, and less where the body itself holds an empty line."""
+    return max(0, len(data) - (data.rfind(END) + len(END) if END in data else 0) - body_bytes)
 
 
 def _path(url: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """How fast variants are, side by side: all take turns in every round, so a busy machine is busy for all of them."""
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -59,8 +60,8 @@ def footprints(files: Mapping[str, tuple[Path, int]], plan: Plan) -> dict[str, i
     """Bytes that loading and running each model (with so many rows) takes at the most; 0 where it cannot be seen."""
     words = [word for file, batch in files.values() for word in (str(batch), str(file))]
     done = subprocess.run(  # noqa: S603  # nosec B603 - our own module
-        [sys.executable, "-m", "falaj.optimize.footprint", str(plan.threads), plan.aim, *words],
-        capture_output=True, text=True, check=False,
+        [sys.executable, "-P", "-m", "falaj.optimize.footprint", str(plan.threads), plan.aim, *words],
+        env=dict(os.environ), capture_output=True, text=True, check=False,
     )  # fmt: skip
     found = [int(line) for line in done.stdout.split() if line.isdigit()]
     return dict(zip(files, found, strict=True)) if len(found) == len(files) else dict.fromkeys(files, 0)

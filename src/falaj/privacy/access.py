@@ -4,8 +4,8 @@ Rows of views and tables come as Parquet, as they are; what was asked of models,
 What cannot be searched is named in the answer. It reads by the rights of whoever runs it.
 """
 
-import io
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +23,7 @@ from falaj.features.chapters import open_chapter
 from falaj.features.rewriting import PARQUET, Person, files_of, person_of
 from falaj.features.stream import Arrival, dataset_of, schema_of
 from falaj.privacy.erasing import endpoints_of, entities_of
+from falaj.privacy.isolated_rows import find_rows
 from falaj.privacy.records import ACCESS, PORTABILITY, Request
 from falaj.privacy.shelf import digest_of
 from falaj.privacy.tables import datasets_of, keys_of_people, naming, people_in
@@ -112,8 +113,7 @@ class _Found:
         (self.folder / name).write_text(json.dumps(to_plain(value), ensure_ascii=False, indent=1, default=str))
 
     def _in_table(self, ref: Ref, names: list[str], known: dict[str, list[Any]]) -> Iterator[Any]:
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
+        import pyarrow as pa
 
         _, snapshot = open_version(self.here, ref)
         files = files_of(snapshot, PARQUET)
@@ -121,14 +121,11 @@ class _Found:
             raise Invalid("it has no Parquet files, so nobody can tell whose rows are in it")
         for entry in files:
             if entry.digest not in known:
-                table = pq.read_table(io.BytesIO(b"".join(snapshot.read(entry))))
-                masks = [
-                    pc.equal(table[name].cast("string"), self.subject) for name in names if name in table.schema.names
-                ]
-                mask = masks[0] if masks else None
-                for more in masks[1:]:
-                    mask = pc.or_kleene(mask, more)
-                known[entry.digest] = [table.filter(mask)] if mask is not None else []
+                with tempfile.NamedTemporaryFile(prefix="falaj-access-", suffix=".parquet") as file:
+                    file.writelines(snapshot.read(entry))
+                    file.flush()
+                    batches = list(find_rows(Path(file.name), names, self.subject))
+                known[entry.digest] = [pa.Table.from_batches(batches)] if batches else []
             yield from known[entry.digest]
 
     def _keep(self, ref: Ref, tables: list[Any], where: dict[str, Any]) -> None:

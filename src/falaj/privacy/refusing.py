@@ -135,12 +135,12 @@ class Refusing(Shelf):
 
     def _bar(self, ctx: Context, subject: str, purpose: str) -> None:
         for kind, key in keys_of(subject).items():
-            self._online().put(space_of(ctx.tenant, purpose, kind), [(key, _ROW)], round(ctx.now() * 1e6))
+            self._online(ctx.tenant).put(space_of(ctx.tenant, purpose, kind), [(key, _ROW)], round(ctx.now() * 1e6))
 
     def _unbar(self, ctx: Context, subject: str, *purposes: str) -> None:
         for purpose in purposes:
             for kind, key in keys_of(subject).items():
-                self._online().delete(space_of(ctx.tenant, purpose, kind), [key])
+                self._online(ctx.tenant).delete(space_of(ctx.tenant, purpose, kind), [key])
 
 
 def mark(tx: Writer, ctx: Context, purpose: str, last: float) -> None:

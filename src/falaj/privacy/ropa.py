@@ -107,7 +107,7 @@ def _things(here: Here) -> Iterator[tuple[str, dict[str, Any], Label]]:
                 _join(found, one.ref, one.label, one.zones)
     for page in _pages(lambda after: here.features.list(kind="view", after=after)):
         for one in page.items:
-            _join(found, one.ref, one.label, (here.features.about(one.ref).zone,))
+            _join(found, one.ref, one.label, (one.zone,))
     for name, (told, label) in found.items():
         yield name, told, label
 

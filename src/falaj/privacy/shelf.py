@@ -28,7 +28,7 @@ class Shelf:
     """The furniture every part of the desk stands on."""
 
     def __init__(
-        self, ledger: Ledger, keyring: Keyring, zones: Zones, audit: Audit, online: Callable[[], Online]
+        self, ledger: Ledger, keyring: Keyring, zones: Zones, audit: Audit, online: Callable[[str], Online]
     ) -> None:
         self._ledger = ledger
         self._keyring = keyring

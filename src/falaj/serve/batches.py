@@ -8,9 +8,11 @@ from falaj.core.context import Context
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
 from falaj.core.event import new_id
+from falaj.core.execute import BATCH
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.jobs.records import JobSpec, JobView, RoleSpec
+from falaj.jobs.spec import check_variables
 from falaj.serve import fitness
 from falaj.serve.records import Needs
 from falaj.store.ledger import Ledger
@@ -62,12 +64,14 @@ class Batches:
         if (code := fitness.own_code(record)) is not None:
             inputs["code"] = code
         job = Ref("job", out.project, f"batch-{model.name[:60]}-{new_id()[-8:]}")
-        here = self.act(ctx.actor, ctx.purpose)
-        made: JobView = here.jobs.add(job, _spec(needs, json.dumps(told)), inputs=inputs, outputs={"predictions": out})
-        return made
+        client = self.act(ctx.actor, ctx.purpose, BATCH)
+        spec = _spec(needs, json.dumps(told))
+        view: JobView = client.jobs.add(job, spec, inputs=inputs, outputs={"predictions": out})
+        return view
 
 
 def _spec(needs: Needs, told: str) -> JobSpec:
+    check_variables((*needs.env, *needs.secret))  # none of those that we set
     role = RoleSpec("worker", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
     return JobSpec(
         command=COMMAND,

@@ -49,27 +49,23 @@ def public(ref: Ref) -> str:
 
 
 def new_endpoint(
-    ctx: Context, zone: str, key: Ref, pins: tuple[int, int] = (1, 1), cert: HopCert | None = None
+    ctx: Context, zone: str, key: Ref, pins: tuple[int, int] = (1, 1), cert: HopCert | None = None, reader: str = ""
 ) -> Body:
     """The record of an endpoint that has no revision yet.
 
     `key` names what gateways and replicas prove themselves with; beside it, with .tls behind its name, lies the private
     key of the replicas' certificate. `pins` are their versions: who rotates them changes nothing under way.
+    `reader` is the SHA-256 of the password with which replicas sign in at the online store (core/online.py).
     """
     shelf = f"secret://{ctx.tenant}/{zone}/{key.project}/{key.name}"
     shown = {"cert": cert.cert if cert else "", "fingerprint": cert.fingerprint if cert else ""}
     return {
         "id": new_id(), "zone": zone, "key": f"{shelf}#{pins[0]}", "private": f"{shelf}.tls#{pins[1]}", **shown,
+        "reader": reader,
         "revisions": [], "trail": [], "asked": 0, "current": 0, "wanted": 0, "before": 0,
         "switched": 0.0, "scale": to_plain(Scale()), "rules": to_plain(Rules()), "rollout": None,
         "stopped": False, "removed": False, "note": "", "woken": 0.0, "trouble": {}, "made_at": ctx.now(),
     }  # fmt: skip
-
-
-def secret_of(reference: str) -> Ref:
-    """The name of a secret that a pinned reference names."""
-    project, name = reference.partition("#")[0].split("/")[-2:]
-    return Ref("secret", project, name)
 
 
 def endpoint_terms(ref: Ref, body: Body) -> dict[str, str]:

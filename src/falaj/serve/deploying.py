@@ -3,19 +3,22 @@
 import secrets as random
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from typing import Annotated
 
 from falaj.catalog.service import Catalog
-from falaj.core.context import Context
+from falaj.core.context import HOUSE, Context
 from falaj.core.errand import Here
-from falaj.core.errors import Conflict, Invalid
+from falaj.core.errors import Conflict, Denied, Invalid
 from falaj.core.label import Label
+from falaj.core.online import reader_password, tenant_address
 from falaj.core.ports import Series
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
 from falaj.core.verb import verb
+from falaj.fleet.use import tenants
 from falaj.govern.keys import Keyring
-from falaj.govern.secrets import SecretShelf
+from falaj.govern.secrets import SecretShelf, parse_reference
 from falaj.jobs.attempts import who_of
 from falaj.jobs.service import Jobs
 from falaj.serve import books, fitness, life, replicas
@@ -76,6 +79,8 @@ class Deploying:
             old = tx.get(endpoint)
             body = old.body if old else self._first(ctx, tx, endpoint, plan)
             self._check_open(old, endpoint)
+            for reference in (body["key"], body["private"]):  # replicas of this revision run in the caller's name
+                self._shelf.grant_service(replace(ctx, label=Label()), parse_reference(reference))
             revision, kept, label = self._revision(ctx, tx, body, model, plan, (code, features))
             body = life.revised({**body, **_settled(body, plan)}, kept)
             self._try_job(ctx, endpoint, body, kept)
@@ -95,6 +100,22 @@ class Deploying:
         """Whether replicas of this tenant run on the machine of the platform alone."""
         with self._ledger.read(house_context("serve", self.settings.zone)) as tx:
             return replicas.is_near(tx, tenant, cluster)
+
+    def admit_reader(self, here: Here, tenant: str, body: books.Body) -> str:
+        """The address at which replicas of an endpoint read the online features of their tenant, and only those.
+
+        Where the store cannot keep tenants apart, replicas get the platform's own address only if there is one tenant,
+        or if the operator wrote an address for each tenant.
+        """
+        store = here.online()
+        if store is None:
+            raise Invalid("this process has no online store", "ask a platform that has one")
+        try:
+            return store.admit_reader(body["reader"])
+        except Denied:
+            if "{tenant}" in self.settings.online or set(tenants(self._ledger)) <= {HOUSE}:
+                return tenant_address(self.settings.at(self.settings.online), tenant)
+            raise
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when there is something for the loop to do, in this process."""
@@ -116,9 +137,11 @@ class Deploying:
         )
         # The keys are the house's: they are under no label of the model's.
         mine, private = replace(ctx, label=Label()), Ref("secret", key.project, f"{key.name}.tls")
-        first = self._shelf.put(mine, key, random.token_urlsafe(32), zone)
+        token = random.token_urlsafe(32)
+        first = self._shelf.put(mine, key, token, zone)
         second = self._shelf.put(mine, private, cert.private, zone)
-        return books.new_endpoint(ctx, zone, key, (first.current, second.current), cert)
+        reader = sha256(reader_password(token).encode()).hexdigest()
+        return books.new_endpoint(ctx, zone, key, (first.current, second.current), cert, reader)
 
     def _check_open(self, old: Record | None, endpoint: Ref) -> None:
         if old is not None and old.body["removed"]:

@@ -24,6 +24,7 @@ PER_DOUBLING = 4
 class LoadView:
     """How an endpoint was asked of late."""
 
+    STRUCTURE: ClassVar = ("ref", "requests_s", "errors", "p95_ms")
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "requests_s", "errors", "p95_ms")
 
     ref: Ref
@@ -37,6 +38,7 @@ class LoadView:
 class Beat:
     """One arm in one stretch of time."""
 
+    STRUCTURE: ClassVar = ("at", "arm", "revision", "requests", "errors", "p50_ms", "p95_ms")
     COLUMNS: ClassVar[tuple[str, ...]] = ("at", "arm", "revision", "requests", "errors", "p50_ms", "p95_ms")
 
     at: float
@@ -52,6 +54,7 @@ class Beat:
 class Spread:
     """How long the answers of one arm took: how many between each two edges."""
 
+    STRUCTURE: ClassVar = ("arm", "revision", "edges_ms", "counts")
     COLUMNS: ClassVar[tuple[str, ...]] = ("arm", "revision", "counts")
 
     arm: str
@@ -64,6 +67,8 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class TrafficView:
     """What was asked of an endpoint in some time."""
+
+    STRUCTURE: ClassVar = ("ref", "since", "until", "step_s", "beats", "spreads")
 
     ref: Ref
     since: float

@@ -5,6 +5,7 @@ the guard, in the name of whoever deployed their revision and with what they may
 signature and approval were looked at again. Killed anywhere, the next turn finds all or nothing of a change.
 """
 
+import logging
 import time
 from collections import Counter
 from dataclasses import replace
@@ -12,8 +13,11 @@ from dataclasses import replace
 from falaj.core.context import Context
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
+from falaj.core.label import Label
 from falaj.core.ref import Ref
+from falaj.core.withhold import WITHHELD
 from falaj.fleet.use import every, tenants
+from falaj.govern.secrets import parse_reference
 from falaj.jobs import records as jobs
 from falaj.jobs.attempts import in_name_of
 from falaj.serve import books, fitness, life, replicas
@@ -21,10 +25,11 @@ from falaj.serve.decide import Decision, Past, Seen, World, decide
 from falaj.serve.records import DRAINING, READY, STARTING
 from falaj.serve.service import Serve
 from falaj.serve.watch import Watch
-from falaj.store.ledger import Ledger
+from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
 
+_log = logging.getLogger(__name__)
 EVERY_S, HURRIED_S, LOOK_S = 0.5, 0.05, 1.0
 """How often we look whether something changed elsewhere; while an endpoint is asleep, that a gateway may wake; and how
 often at the load of every endpoint."""
@@ -136,6 +141,29 @@ class ServeLoop:
         if abs(now - self._tidied.get(key, 0.0)) >= TIDY_S:
             self._tidied[key] = now
             self._desk.tidy(record, now)
+            self._renew_reader(ctx, record)
+
+    def _dismiss_reader(self, ctx: Context, record: Record) -> None:
+        """Replicas of a removed endpoint cannot sign in at the online store any more."""
+        kept = next((revision for revision in record.body["revisions"] if revision.get("features")), None)
+        if kept is None:
+            return
+        try:
+            store = self._behalf(ctx, record, kept)[1].online()
+            if store is not None:
+                store.dismiss_reader(record.body["reader"])
+        except FalajError as error:
+            _log.warning("the password of a removed endpoint stays at the online store", extra={"reason": str(error)})
+
+    def _renew_reader(self, ctx: Context, record: Record) -> None:
+        """Redis forgets users when it restarts or fails over: admit the replicas of an endpoint again."""
+        kept = next((revision for revision in record.body["revisions"] if revision.get("features")), None)
+        if kept is None or record.body["stopped"]:
+            return
+        try:
+            self._desk.admit_reader(self._behalf(ctx, record, kept)[1], ctx.tenant, record.body)
+        except FalajError as error:
+            _log.warning("replicas cannot be admitted to the online store", extra={"reason": str(error)})
 
     def _read(self, ctx: Context, ref: Ref) -> tuple[Record | None, list[tuple[Record, Record | None]]]:
         """An endpoint with its replicas and their jobs."""
@@ -192,7 +220,8 @@ class ServeLoop:
         why = self._why(ctx, job) if wanted else ""
         with self._ledger.write(ctx) as tx:
             tx.delete(replica.key, replica.rev)
-            tx.emit("serve.gone", replica.ref, state=job.body["state"] if job else "gone", reason=why[:500])
+            reason = why if replica.label.is_open else WITHHELD
+            tx.emit("serve.gone", replica.ref, state=job.body["state"] if job else "gone", reason=reason[:500])
             if not wanted:
                 return record
             body = life.troubled(record.body, replica.body["revision"], why, ctx.now())
@@ -279,6 +308,7 @@ class ServeLoop:
                     said = str(error)  # what the guard wrote down of it stays
                     body = life.troubled(body, revision, f"it cannot start: {error}", ctx.now())
                     break
+                _join_label(tx, record.label, job)
                 body = {**body, "asked": number}
                 made = books.new_replica(record, revision, number, job, ctx.now())
                 name = books.replica_name(endpoint, revision, number)
@@ -298,9 +328,10 @@ class ServeLoop:
         with self._ledger.write(ctx) as tx:
             tx.delete(record.key, record.rev)
             for name in (record.body["key"], record.body["private"]):
-                key = tx.need(books.secret_of(name))
+                key = tx.need(parse_reference(name))
                 tx.delete(key.key, key.rev)
             tx.emit("serve.removed", record.ref)
+        self._dismiss_reader(ctx, record)
         self._desk.drop(ctx.tenant, record.ref.bare)
         self._known.discard((ctx.tenant, record.ref.bare))
 
@@ -325,3 +356,11 @@ def _seen(replica: Record) -> Seen:
     body = replica.body
     state = body["state"] if body["state"] in (READY, DRAINING) else STARTING
     return Seen(replica.key.name, body["revision"], state, body["since"])
+
+
+def _join_label(tx: Writer, label: Label, job: jobs.JobView) -> None:
+    """A replica reads features, which are no inputs of its job: what it says carries the endpoint's label."""
+    for name, event in ((job.run, "track.use"), (job.ref, "jobs.label")):
+        old = tx.need(name)
+        if not old.label.carries(label):
+            tx.emit(event, tx.put(old.key, old.body, rev=old.rev, label=old.label.join(label)).ref)

@@ -16,6 +16,10 @@ RUNNING, PROMOTED, ROLLED_BACK, STOPPED, INCONCLUSIVE = "running", "promoted", "
 class Needs:
     """What one replica needs, and how it runs its model."""
 
+    STRUCTURE: ClassVar = (
+        "cpus", "memory", "gpus", "gpu_models", "threads", "queue", "band", "cluster", "zone", "image",
+    )  # fmt: skip
+
     cpus: float = 1.0
     memory: str = "1GiB"
     gpus: float = 0.0
@@ -36,6 +40,8 @@ class Needs:
 class Scale:
     """How many replicas, and when there are more or fewer."""
 
+    STRUCTURE: ClassVar = ("least", "most", "concurrency", "latency_ms", "idle_s", "keep_s")
+
     least: int = 1
     """0: none while nobody asks; the first request waits for one."""
     most: int = 1
@@ -52,6 +58,10 @@ class Scale:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the gateway holds callers to, and what it writes down."""
+
+    STRUCTURE: ClassVar = (
+        "per_s", "burst", "timeout_s", "hold_s", "retries", "hedge_ms", "sample", "keep_days", "tell_s", "sticky",
+    )  # fmt: skip
 
     per_s: float = 0.0
     """Requests a second of one caller; 0: no bound of its own."""
@@ -76,6 +86,7 @@ class Rules:
 class Revision:
     """One model version behind an endpoint. Never changed, only added."""
 
+    STRUCTURE: ClassVar = ("number", "model", "made_at", "made_by", "needs", "features", "code", "root")
     COLUMNS: ClassVar[tuple[str, ...]] = ("number", "model", "made_at", "made_by", "message")
 
     number: int
@@ -123,6 +134,10 @@ class DeployPlan:
 class Rollout:
     """A change of traffic that is being watched."""
 
+    STRUCTURE: ClassVar = (
+        "kind", "arms", "shares", "judge", "plan", "begun_at", "state", "ended_at", "step", "step_at", "bound_us",
+    )  # fmt: skip
+
     kind: str
     """canary, shadow or ab."""
     arms: Mapping[str, int]
@@ -150,6 +165,7 @@ class Rollout:
 class Replica:
     """One process that answers."""
 
+    STRUCTURE: ClassVar = ("name", "revision", "state", "job", "address", "since")
     COLUMNS: ClassVar[tuple[str, ...]] = ("name", "revision", "state", "job", "address", "since", "note")
 
     name: str
@@ -170,6 +186,10 @@ class Replica:
 class EndpointView:
     """An endpoint as its people see it."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "state", "name", "url", "traffic", "revisions", "replicas", "scale", "rules", "rollout", "grpc",
+    )  # fmt: skip
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "traffic", "replicas", "url")
 
     ref: Ref
@@ -193,6 +213,8 @@ class EndpointView:
 @dataclass(frozen=True, slots=True)
 class EndpointPage:
     """Some endpoints and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("endpoints", "next")
 
     endpoints: tuple[EndpointView, ...]
     next: str = ""
@@ -303,6 +325,9 @@ class Judged:
 @dataclass(frozen=True, slots=True)
 class VerdictView:
     """How a roll-out stands."""
+
+    STRUCTURE: ClassVar = ("ref", "kind", "state", "arms", "shares", "step", "steps", "slow_ms")
+    MARKER: ClassVar = "why"
 
     ref: Ref
     kind: str

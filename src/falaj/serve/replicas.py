@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from falaj.core.context import HOUSE
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
+from falaj.core.execute import FEATURE_REPLICA, REPLICA, REPLICAS
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
-from falaj.core.settings import Settings
 from falaj.fleet.clusters import open_to
 from falaj.fleet.records import Cluster
 from falaj.fleet.use import every
 from falaj.jobs.records import JobSpec, JobView, RoleSpec
+from falaj.jobs.spec import check_variables
 from falaj.serve import books
 from falaj.serve.records import DRAINING, READY, Rules
 from falaj.store.codec import from_plain, to_plain
@@ -43,9 +44,12 @@ def ask(here: Here, desk: "Deploying", endpoint: Ref, body: books.Body, of: Aske
     if kept.get("code"):
         inputs["code"] = Ref.parse(kept["code"])
     near = desk.is_near(str(model.key.tenant), books.needs_in(kept).cluster)
-    told = _told(here, desk.settings, endpoint, kept, (model, books.rules_in(body), near))
-    made: JobView = here.jobs.add(name, spec_of(body, kept, told, near=near), inputs=inputs, dry=dry)
-    return made
+    online = desk.admit_reader(here, str(model.key.tenant), body) if kept.get("features") else ""
+    config = _server_config(here, online, endpoint, kept, (model, books.rules_in(body), near))
+    kind = FEATURE_REPLICA if kept.get("features") else REPLICA
+    service = desk.act(here.actor, here.purpose, kind)
+    view: JobView = service.jobs.add(name, spec_of(body, kept, config, near=near), inputs=inputs, dry=dry)
+    return view
 
 
 def is_near(tx: Reader, tenant: str, cluster: str = "") -> bool:
@@ -66,7 +70,7 @@ class Hearing:
         """Take note of `serving` and `draining`; the newest counts."""
         told = [fact for fact in facts if fact.get("kind") in ("serving", "draining")]
         attempt = job.body["attempt"]
-        if told and attempt is not None:
+        if told and attempt is not None and job.body.get("kind") in REPLICAS:
             ctx = replace(self._ctx, tenant=job.key.tenant)
             self._ledger.retry(ctx, lambda tx: self._note(tx, job, attempt["id"], told[-1]))
 
@@ -88,8 +92,8 @@ class Hearing:
         tx.emit(f"serve.{fact['kind']}", kept.ref, attempt=attempt, host=body["host"], port=body["port"])
 
 
-def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: tuple[Record, Rules, bool]) -> str:
-    """What the server is told, as falaj.infer reads it."""
+def _server_config(here: Here, online: str, endpoint: Ref, kept: books.Body, of: tuple[Record, Rules, bool]) -> str:
+    """The configuration of the replica's server, as falaj.infer reads it."""
     model, rules, near = of
     needs = books.needs_in(kept)
     one: dict[str, Any] = {
@@ -104,7 +108,7 @@ def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: t
     if kept.get("features"):
         opening = here.features.open(Ref.parse(kept["features"]), model=Ref.parse(kept["model"]))
         plan = to_plain(opening.plan)
-        one["features"] = {"online": settings.at(settings.online), "plan": plan, "defaults": kept["defaults"]}
+        one["features"] = {"online": online, "plan": plan, "defaults": kept["defaults"], "isolate": not near}
     hop = "127.0.0.1:0" if near else "0.0.0.0:0"
     config = {"models": [one], "hop": hop, "drain_s": DRAIN_S, "name": books.public(endpoint)}
     text = json.dumps(config, separators=(",", ":"))
@@ -117,6 +121,7 @@ def _told(here: Here, settings: Settings, endpoint: Ref, kept: books.Body, of: t
 def spec_of(body: books.Body, kept: books.Body, told: str, *, near: bool) -> JobSpec:
     """The job of a replica. On another machine it speaks TLS, with the certificate that gateways expect."""
     needs = books.needs_in(kept)
+    check_variables((*needs.env, *needs.secret))  # none of those that we set
     secrets = {**needs.secret, "FALAJ_PARAM_HOP_KEY": body["key"]}
     if not near:
         secrets["FALAJ_PARAM_HOP_PRIVATE"] = body["private"]

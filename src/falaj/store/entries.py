@@ -12,6 +12,7 @@ from falaj.store.records import Record
 class Entry:
     """One version of a blob: what its bytes are, where they lie, what the law says of them."""
 
+    STRUCTURE: ClassVar = ("ref", "digest", "size_bytes", "zones", "label", "author", "made_at")
     COLUMNS: ClassVar = ("ref", "size_bytes", "zones", "label", "author", "made_at")
 
     ref: Ref
@@ -27,6 +28,8 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Listing:
     """A page of blobs and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("entries", "next")
 
     entries: tuple[Entry, ...]
     next: str = ""

@@ -105,11 +105,12 @@ def event_aad(tenant: str, zone: str) -> bytes:
 class Voice:
     """Whoever speaks in one transaction. `say` gives exactly `Event(...)`, several times faster: a hot path."""
 
-    __slots__ = ("actor", "behalf", "facts", "policy", "request", "rules", "tenant", "zone")
+    __slots__ = ("actor", "behalf", "credential_by", "facts", "policy", "request", "rules", "tenant", "zone")
 
     def __init__(self, ctx: Context) -> None:
         decision = ctx.decision
         self.actor, self.behalf = ctx.actor.id, ctx.actor.behalf
+        self.credential_by = ctx.actor.credential_by
         self.request, self.tenant, self.zone = ctx.request, ctx.tenant, ctx.zone
         self.policy, self.rules = (decision.policy, decision.rules) if decision else ("", ())
         self.facts = decision.facts if decision else ""

@@ -30,6 +30,7 @@ from falaj.core.ports import (
     Txn,
 )
 from falaj.core.ref import Ref
+from falaj.core.withhold import withhold_texts
 from falaj.store import requests
 from falaj.store.additions import carried, marked
 from falaj.store.bells import Bells
@@ -198,7 +199,7 @@ class Ledger:
 class Root:
     """What every Writer of one transaction shares."""
 
-    __slots__ = ("after", "before", "changed", "events", "failed", "levels", "said", "touched", "txn")
+    __slots__ = ("after", "before", "changed", "events", "failed", "labelled", "levels", "said", "touched", "txn")
 
     def __init__(self, txn: Txn) -> None:
         self.txn = txn
@@ -210,6 +211,8 @@ class Root:
         self.touched = 0
         self.levels = 1
         self.failed: BaseException | None = None
+        self.labelled: set[tuple[str, str, str]] = set()
+        """The records written in it whose label limits who may read their values."""
 
 
 class _Local(threading.local):
@@ -415,12 +418,20 @@ class Writer(Reader):
         tenant: str = "",
         **body: str | int | float,
     ) -> Event:
-        """Say what happened, in this transaction: subject and inputs must be pinned."""
+        """Say what happened, in this transaction: subject and inputs must be pinned.
+
+        The log is open to auditors and goes out by hooks: what an event says of a labelled record written here is
+        structure, and its texts stay in the record.
+        """
         root = self._root
+        if root.labelled and (subject.kind, subject.project, subject.name) in root.labelled:
+            body = withhold_texts(body, by_person=self._ctx.actor.kind == "person")
         voice = self._voice or self._find_voice()
         if voice.facts and not root.said:
             # Once a transaction is enough to replay the decision that let it happen.
             body["facts"] = voice.facts
+        if voice.credential_by:
+            body["credential_by"] = voice.credential_by
         event = voice.say(verb, subject, inputs, body, sealed, tenant, self._ctx.now())
         root.said.append(event)
         root.touched += 1
@@ -495,6 +506,8 @@ class Writer(Reader):
                 raise
             text = f"{key.kind} {key.project}/{key.name} exists already"
             raise Conflict(text, "choose another name, or write over its revision") from error
+        if not record.label.is_open:
+            self._root.labelled.add((key.kind, key.project, key.name))
         self._touch(record.key.kind)
 
     def _check(self, key: Key, terms: Mapping[str, str] | None) -> None:

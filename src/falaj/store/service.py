@@ -306,7 +306,7 @@ class Storage(Strays, Keeping):
         if name.pinned:
             return name
         head = tx.get(name.bare)
-        if head is None or not head.body["newest"]:
+        if head is None or not head.body.get("newest"):
             raise NotFound(f"there is no {name}", "list what there is, or check the spelling", name)
         return name.at(head.body["newest"])
 

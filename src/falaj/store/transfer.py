@@ -3,12 +3,17 @@
 In: `begin` spends the permit to write and opens an intent, pieces come in and earn receipts, `bundle` ties pieces into
 one object that holds them all, and the verb that ends the act holds that object. Out: `grant` spends the permit to read
 and the ticket opens whatever the version's record names in its terms, and what those objects are made of; no more.
+
+A ticket is no right of its own: while it is used the guard is asked again, every `RECHECK_S`, whether its holder may
+still do what it was given for.
 """
 
+import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
+from time import monotonic
 
 from blake3 import blake3
 
@@ -36,16 +41,24 @@ from falaj.store.objects import (
 WRITE_S, READ_S = 24 * 3600.0, 3600.0
 MOST = 4096
 """Pieces a bundle may have."""
+RECHECK_S = 0.25
+"""Seconds for which the guard's last answer about a ticket is used."""
 _KNOWN = 256
+_TICKETS = 4096
 _AWAY = r"[0-9a-f]{64}"
 
 
 class Transfers:
     """The house's end of the byte channel."""
 
-    def __init__(self, blobs: BlobStore, permits: PermitDesk) -> None:
+    def __init__(
+        self, blobs: BlobStore, permits: PermitDesk, authorize: Callable[[Context, Ticket], None] | None = None
+    ) -> None:
+        """`authorize` raises what forbids the use of a ticket at this moment; None where no guard stands (tests)."""
         self._blobs = blobs
         self._permits = permits
+        self._authorize = authorize
+        self._authorized: dict[tuple[str, str], float] = {}
         self._opened: OrderedDict[tuple[str, str, str], frozenset[str]] = OrderedDict()
         self._lock = Lock()
 
@@ -54,26 +67,29 @@ class Transfers:
         self._permits.redeem(permit, "write", thing, zone, ctx.now())
         with self._blobs.ledger.project(ctx) as tx:
             intent = open_intent(tx, ctx, "publish", thing, zone)
-        ticket = Ticket("write", thing, ctx.tenant, zone, _holder(ctx.actor), ctx.now() + WRITE_S, intent.name)
+        label = json.dumps(ctx.label.to_dict()) if ctx.label is not None else ""
+        holder, until = _holder(ctx.actor), ctx.now() + WRITE_S
+        ticket = Ticket("write", thing, ctx.tenant, zone, holder, until, intent.name, ctx.purpose, label)
         return self._permits.ticket(ticket)
 
     def grant(self, ctx: Context, version: Ref, zone: str, permit: Permit) -> str:
         """A ticket to read all that one pinned version holds in a zone."""
         self._permits.redeem(permit, "read", str(version.bare), zone, ctx.now())
-        ticket = Ticket("read", str(version), ctx.tenant, zone, _holder(ctx.actor), ctx.now() + READ_S)
+        holder, until = _holder(ctx.actor), ctx.now() + READ_S
+        ticket = Ticket("read", str(version), ctx.tenant, zone, holder, until, purpose=ctx.purpose)
         return self._permits.ticket(ticket)
 
     def put(self, ctx: Context, text: str, chunks: Iterable[bytes]) -> Receipt:
         """Store one piece; durable on return."""
-        ticket = self._admit(ctx, text, "write")
+        ticket = self._use(ctx, text, "write")
         self._blobs.project(ctx, lambda tx: refresh_intent(tx, intent_key(ctx.tenant, ticket.intent), ctx.now()))
-        blob = self._blobs.take(ctx, ticket.thing, ticket.zone, chunks)
+        blob = self._blobs.take(ctx, ticket.thing, ticket.zone, self._recheck(ctx, text, ticket, chunks))
         return self._permits.receipt(ticket, blob.digest, blob.size)
 
     def keep(self, ctx: Context, text: str, lying: tuple[str, int, str], zone: str) -> tuple[Receipt, bool]:
         """Note that the agent of a zone holds (digest, size, its name there), sent under this ticket; False beside the
         receipt when equal bytes lie there already, and these may go. It keeps their key, and we know none."""
-        ticket = self._admit(ctx, text, "write")
+        ticket = self._use(ctx, text, "write")
         digest, size, key = lying
         own = isinstance(self._blobs.open_zone(ticket.zone), KeepsOut)
         if ticket.zone != zone or not own or size < 0 or not re.fullmatch(_AWAY, key):
@@ -89,7 +105,7 @@ class Transfers:
 
     def find(self, ctx: Context, text: str, digest: str, zone: str) -> tuple[str, int]:
         """What the agent of a zone calls bytes that this ticket opens, and how many they are."""
-        ticket = self._admit(ctx, text, "read")
+        ticket = self._use(ctx, text, "read")
         if ticket.zone != zone or hex_of(digest) not in self._held(ctx, ticket):
             raise Denied(f"{ticket.thing} does not hold {digest[:20]}… there", "ask for what its tree names")
         with self._blobs.ledger.read(ctx) as tx:
@@ -98,7 +114,7 @@ class Transfers:
 
     def bundle(self, ctx: Context, text: str, receipts: tuple[Receipt, ...]) -> Receipt:
         """Tie pieces together; the same pieces in the same order are the same bundle."""
-        ticket = self._admit(ctx, text, "write")
+        ticket = self._use(ctx, text, "write")
         if not 0 < len(receipts) <= MOST:
             raise Invalid(f"a bundle of {len(receipts)} pieces", f"1 to {MOST}")
         for receipt in receipts:
@@ -109,11 +125,11 @@ class Transfers:
 
     def get(self, ctx: Context, text: str, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes of what the ticket's version holds."""
-        ticket = self._admit(ctx, text, "read")
+        ticket = self._use(ctx, text, "read")
         hexa = hex_of(digest)
         if hexa not in self._held(ctx, ticket):
             raise Denied(f"{ticket.thing} does not hold {digest[:20]}…", "ask for what its tree names", ticket.thing)
-        return self._blobs.give(ctx, ticket.zone, digest, start, stop)
+        return self._recheck(ctx, text, ticket, self._blobs.give(ctx, ticket.zone, digest, start, stop))
 
     def accept(self, receipt: Receipt, ctx: Context, thing: str, zone: str) -> None:
         """Denied unless the receipt is of bytes sent for this thing into this zone."""
@@ -145,6 +161,28 @@ class Transfers:
 
     def _admit(self, ctx: Context, text: str, op: str) -> Ticket:
         return self._permits.admit(text, op, _holder(ctx.actor), ctx.now())
+
+    def _use(self, ctx: Context, text: str, op: str) -> Ticket:
+        """The ticket, if its holder may still do what it was given for."""
+        ticket = self._admit(ctx, text, op)
+        self._check_authority(ctx, text, ticket)
+        return ticket
+
+    def _recheck(self, ctx: Context, text: str, ticket: Ticket, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The same chunks, until the holder may not have them any more."""
+        for chunk in chunks:
+            self._check_authority(ctx, text, ticket)
+            yield chunk
+
+    def _check_authority(self, ctx: Context, text: str, ticket: Ticket) -> None:
+        key, now = (text, ctx.actor.credential), monotonic()
+        if self._authorize is None or now < self._authorized.get(key, 0.0):
+            return
+        self._authorized.pop(key, None)
+        self._authorize(ctx, ticket)
+        if len(self._authorized) >= _TICKETS:
+            self._authorized.clear()
+        self._authorized[key] = now + RECHECK_S
 
     def _held(self, ctx: Context, ticket: Ticket) -> frozenset[str]:
         """Every digest a version holds, itself or in bundles. A version does not change, so it is looked up once."""

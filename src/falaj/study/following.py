@@ -29,7 +29,7 @@ def said_by_child(command: Sequence[str], ours: tuple[str, ...], env: Mapping[st
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(  # noqa: S603  # nosec B603 - our own module
             [sys.executable, "-m", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints,
-            text=True, env=env,
+            text=True, env=dict(os.environ if env is None else env),
         )  # fmt: skip
         with _ended(child):
             yield from _understood(child.stdout or (), ours)

@@ -20,6 +20,11 @@ LIVE, GOOD, BEHIND, BAD, CANCELLED = "running", "succeeded", "stopped", "failed"
 class SweepPlan:
     """What is searched, and how."""
 
+    STRUCTURE: ClassVar = (
+        "space", "metric", "goal", "trials", "at_once", "sampler", "stopper", "min_steps", "eta", "take", "seed",
+        "gang", "give_up",
+    )  # fmt: skip
+
     space: Annotated[tuple[str, ...], "what to vary: lr=log:1e-5..1e-1,width=64|128|256,depth=int:2..8"] = ()
     metric: Annotated[str, "the metric of the run that says how good it is"] = ""
     goal: Annotated[str, "min or max: where good is"] = "min"
@@ -44,6 +49,7 @@ class SweepPlan:
 class TrialView:
     """One trial as people see it."""
 
+    STRUCTURE: ClassVar = ("number", "state", "job", "run", "outputs")
     COLUMNS: ClassVar[tuple[str, ...]] = ("number", "state", "value", "step", "params", "note", "job")
 
     number: int
@@ -62,6 +68,11 @@ class TrialView:
 class SweepView:
     """A sweep as its people see it; its trials best first."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "state", "progress", "metric", "submitted_at", "author", "plan", "spec", "inputs", "outputs", "code",
+        "ended_at", "trials",
+    )  # fmt: skip
+    MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "progress", "metric", "value", "note", "submitted_at")
 
     ref: Ref
@@ -95,6 +106,8 @@ class SweepView:
 @dataclass(frozen=True, slots=True)
 class SweepPage:
     """Some sweeps and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("sweeps", "next")
 
     sweeps: tuple[SweepView, ...]
     next: str = ""

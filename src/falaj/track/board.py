@@ -10,8 +10,10 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from falaj.core.cell import labelled_cells
 from falaj.core.context import Context
 from falaj.core.errors import Invalid
 from falaj.core.ports import Block, Key
@@ -27,6 +29,7 @@ from falaj.track.where import RUNS, Column, arrange, read_columns, read_order, r
 from falaj.track.window import keys_of, window_of
 
 MOST_ROWS = 200_000
+WITHHELD = "withheld: needs read on this run"
 _STATES = ("active", "deleted", "all")
 _PAGE = 1000
 _WAITING = 20_000
@@ -39,7 +42,7 @@ Asked = tuple[str, str, tuple[str, ...], str]
 class Row:
     """One run as filters see it; the record of it that readers get is made when it is first wanted."""
 
-    __slots__ = ("_run", "attributes", "cell", "datasets", "heads", "metrics", "params", "record", "tags")
+    __slots__ = ("_blank", "_run", "attributes", "cell", "datasets", "heads", "metrics", "params", "record", "tags")
 
     def __init__(self, record: Record, heads: dict[str, Head]) -> None:
         self.heads = heads
@@ -61,6 +64,15 @@ class Row:
             "start_time": round(body["started"] * 1000), "end_time": round(body["ended"] * 1000) or None,
         }  # fmt: skip
         self._run: Run | None = None
+        self._blank: Row | None = None
+
+    @property
+    def blank(self) -> "Row":
+        """The run as filters and readers see it who may not read its values: no names, texts or numbers of it."""
+        if self._blank is None:
+            body = {**self.record.body, "title": WITHHELD, "params": {}, "tags": {}, "inputs": [], "outputs": []}
+            self._blank = Row(replace(self.record, body=body), {})
+        return self._blank
 
     @property
     def stand(self) -> tuple[Any, ...]:
@@ -204,7 +216,7 @@ class Board:
             self._catch_up(ctx.tenant, table, heard)
             table.group = group
             self._load(ctx.tenant, table, wanted)
-            question = (wanted, state, cells)
+            question = (wanted, state, cells, _hidden(ctx, table, wanted, cells))
             rows = table.keep(table.lists, question, lambda: _listed(table, question))
             found = rows
             if picks or ways:
@@ -343,12 +355,23 @@ class Board:
         return ""
 
 
-def _listed(table: _Table, question: tuple[tuple[str, ...], str, frozenset[str]]) -> list[Row]:
+def _hidden(ctx: Context, table: _Table, wanted: tuple[str, ...], cells: frozenset[str]) -> frozenset[str]:
+    """The runs whose values the caller may not read: no filter compares those, and no column shows them."""
+    labelled = labelled_cells(cells)
+    if not labelled:
+        return labelled
+    rows = [row for name in wanted for row in table.experiments[name].values() if row.cell in labelled]
+    return frozenset(row.record.key.name for row in rows if ctx.withheld(row.record))
+
+
+def _listed(table: _Table, question: tuple[tuple[str, ...], str, frozenset[str], frozenset[str]]) -> list[Row]:
     """The runs of some experiments that may be seen, newest first."""
-    wanted, state, cells = question
+    wanted, state, cells, hidden = question
     rows = [row for name in wanted for row in table.experiments[name].values() if row.cell in cells]
     if state != "all":
         rows = [row for row in rows if row.record.body["state"] == state]
+    if hidden:
+        rows = [row.blank if row.record.key.name in hidden else row for row in rows]
     rows.sort(key=lambda row: (-row.attributes["start_time"], row.record.key.name))
     return rows
 

@@ -77,16 +77,19 @@ class Experiments(Notebook):
         with self._ledger.read(ctx) as tx:
             if not picks and not ways:
                 page = tx.find("experiment", project=project, terms=terms, cells=cells, after=after, limit=limit)
-                return ExperimentPage(tuple(map(as_experiment, page.records)), page.next)
+                shown = [record for record in page.records if not title or not ctx.withheld(record)]
+                return ExperimentPage(tuple(map(as_experiment, shown)), page.next)
             records = find_all(tx, "experiment", project=project, terms=terms, cells=cells)
-            found = arrange(select([_Seen(as_experiment(one)) for one in records], picks), ways)
+            # No filter compares what its caller may not read.
+            shown = [record for record in records if not ctx.withheld(record)]
+            matches = arrange(select([_Seen(as_experiment(record)) for record in shown], picks), ways)
         if not (after or "0").isdigit() or not 0 < limit <= MOST_PAGE:
             raise Invalid(
                 f"a page of {limit} after {after[:80]!r}", f"1 to {MOST_PAGE}, and the `next` of the page before"
             )
         start = int(after or 0)
-        page_of = tuple(one.experiment for one in found[start : start + limit])
-        return ExperimentPage(page_of, str(start + limit) if start + limit < len(found) else "")
+        page_of = tuple(match.experiment for match in matches[start : start + limit])
+        return ExperimentPage(page_of, str(start + limit) if start + limit < len(matches) else "")
 
     @verb(reads=("name",))
     def experiment(self, ctx: Context, name: Annotated[Ref, "which experiment"]) -> Experiment:

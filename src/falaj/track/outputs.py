@@ -43,6 +43,8 @@ class Measured:
 class Output:
     """A model that a run made, before it is registered."""
 
+    STRUCTURE: ClassVar = ("ref", "experiment", "experiment_id", "status", "run", "author", "made_at", "changed_at")
+    MARKER: ClassVar = "title"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "title", "status", "run", "author", "made_at")
 
     ref: Ref
@@ -65,6 +67,8 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class OutputPage:
     """Some of them and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("outputs", "next")
 
     outputs: tuple[Output, ...]
     next: str = ""

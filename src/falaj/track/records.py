@@ -21,6 +21,8 @@ _ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 class Experiment:
     """A question that runs try to answer."""
 
+    STRUCTURE: ClassVar = ("ref", "id", "state", "made_at", "changed_at", "author")
+    MARKER: ClassVar = "title"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "id", "title", "state", "changed_at")
 
     ref: Ref
@@ -68,6 +70,8 @@ class Metric:
 class UsedData:
     """Data that a run used, ours (`ref`) or somebody else's."""
 
+    STRUCTURE: ClassVar = ("ref",)
+
     name: str
     digest: str = ""
     source_type: str = ""
@@ -82,6 +86,8 @@ class UsedData:
 class MadeModel:
     """A model that a run logged: its id, and at which step."""
 
+    STRUCTURE: ClassVar = ("id",)
+
     id: str
     step: int = 0
 
@@ -90,6 +96,12 @@ class MadeModel:
 class Run:
     """One run: what it was told, what it used, the newest of each thing it measured."""
 
+    STRUCTURE: ClassVar = (
+        "ref", "experiment", "experiment_id", "status", "author", "started", "ended", "inputs", "state", "label",
+        "zone", "outputs",
+    )  # fmt: skip
+    KIND: ClassVar = "run"
+    MARKER: ClassVar = "title"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "title", "status", "author", "started", "metrics", "params")
 
     ref: Ref
@@ -119,6 +131,8 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """Some runs and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("runs", "next")
 
     runs: tuple[Run, ...]
     next: str = ""
@@ -162,6 +176,8 @@ class RunTable:
 @dataclass(frozen=True, slots=True)
 class ExperimentPage:
     """Some experiments and the cursor of the next page, empty at the end."""
+
+    STRUCTURE: ClassVar = ("experiments", "next")
 
     experiments: tuple[Experiment, ...]
     next: str = ""

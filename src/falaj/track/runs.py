@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Invalid, NotFound
+from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.store.codec import to_plain
@@ -67,6 +67,9 @@ class Runs(Notebook):
             known = tx.find("run", terms={"id": run}, limit=1).records if run else ()
             if known:
                 return self._as_run(_same_place(known[0], place))
+            if run and ctx.actor.kind == "workload" and ctx.label is not None and not ctx.label.is_open:
+                # Lists show the id, and the code that would choose it reads labelled data.
+                raise Denied("a job that reads labelled data may not choose the id of a run", "leave the id out")
             if place.body["state"] != "active":
                 raise Invalid(f"{experiment.bare} is deleted", f"falaj track restore {experiment.bare}", experiment)
             name = run or uuid.uuid4().hex
@@ -103,6 +106,9 @@ class Runs(Notebook):
         points = _points(metrics, ctx.now())
         with self._ledger.write(ctx) as tx:
             record = self._live_run(tx, run)
+            if params and (marker := ctx.withheld(record)):
+                # A parameter is written once, so whether one can be written tells what it is.
+                raise Denied(marker, "log metrics or tags, or start another run", run)
             if params or tags or drop:
                 record = self._describe(tx, record, params or {}, tags or {}, drop)
             if points:

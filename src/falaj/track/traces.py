@@ -26,6 +26,8 @@ _LONGEST = 65_536
 class Trace:
     """One trace: when, how long, how it went, what came in and out in short, and what people think of it."""
 
+    STRUCTURE: ClassVar = ("ref", "experiment", "experiment_id", "status", "started", "lasted_s", "author")
+    MARKER: ClassVar = "request"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "status", "started", "lasted_s", "request", "response")
 
     ref: Ref
@@ -100,7 +102,7 @@ class Traces:
             tx.emit("traces.record", made.ref)
         return as_trace(made)
 
-    @verb(reads=("trace",))
+    @verb(reads=("trace",), group="read")
     def show(self, ctx: Context, trace: Annotated[Ref, "which trace"]) -> Trace:
         """Show a trace; `falaj track fetch` gives its spans.
 
@@ -110,7 +112,7 @@ class Traces:
         with self._ledger.read(ctx) as tx:
             return as_trace(need(tx, trace, KIND))
 
-    @verb(reads=("experiment",))
+    @verb(reads=("experiment",), group="read")
     def list(
         self,
         ctx: Context,

@@ -33,23 +33,21 @@ def fork() -> None:
         os.close(told)
         family.settle(launcher)
         if said := _all(heard):
-            words, env, folder, log, cores, mute = json.loads(said)
-            family.become(words, env, folder, log, cores, mute=mute)
+            words, env, folder, log, cores = json.loads(said)
+            family.become(words, env, folder, log, cores)
     finally:
         os._exit(family.NOT_EXECUTABLE)  # nothing of a launcher's may go on here
 
 
-def start(
-    words: Sequence[str], env: Mapping[str, str], folder: str, log: str, cores: Iterable[int], *, mute: bool
-) -> int:
+def start(words: Sequence[str], env: Mapping[str, str], folder: str, log: str, cores: Iterable[int]) -> int:
     """As family.start does it, by the child that waits; 0 where none does, or it must write where we do."""
     if not log or not _waiting:
         return 0
     child = _waiting.pop()
-    told = json.dumps((words, env, folder, log, tuple(cores), mute)).encode()
+    message = json.dumps((words, env, folder, log, tuple(cores))).encode()
     try:
-        while told:
-            told = told[os.write(child.told, told) :]
+        while message:
+            message = message[os.write(child.told, message) :]
     except BrokenPipeError:  # somebody killed it
         return 0
     finally:

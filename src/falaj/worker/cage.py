@@ -3,6 +3,7 @@
 With namespaces (`method` "namespaces") the launcher stays outside. It starts a warden, the first process of a world of
 its own: a read-only root with a private /tmp and /dev/shm, the platform's folders covered, only loopback for a network.
 Every process of the slot enters that world and then gives up what it has: its user, its capabilities, system calls.
+A process that must be called (a replica) inherits a socket that already listens on the machine's network.
 When the launcher ends, so does the warden, and with it whatever is left inside. Elsewhere Landlock ("landlock")
 shows processes few paths and lets them signal nobody outside; their user is then the platform's, without any rights of
 root, and the network is open: the platform says so. On nodes that a site keeps ("calls") only rights and calls go.
@@ -11,7 +12,9 @@ The document says all of it (falaj.backends.process_cage writes it), and lies wh
 """
 
 import contextlib
+import errno
 import fcntl
+import ipaddress
 import os
 import resource
 import signal
@@ -26,11 +29,31 @@ from falaj.core.errors import Unavailable
 from falaj.worker import cage_egress as egress
 from falaj.worker import cage_kernel as kernel
 from falaj.worker.outbox import Outbox
+from falaj.worker.syscall_filter import build_attempt_rules, install_filter
 
-_READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt", "/proc", "/sys", "/dev", "/nix")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+_ETC = (
+    "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version",
+    "default/locale", "fonts", "gai.conf", "gitconfig", "group", "host.conf", "hostname", "hosts", "inputrc", "java",
+    "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "libibverbs.d", "locale.alias", "locale.conf", "localtime",
+    "lsb-release", "machine-id", "magic", "matplotlibrc", "mime.types", "nsswitch.conf", "nvidia", "OpenCL", "openmpi",
+    "os-release", "passwd", "pip.conf", "pki/ca-trust", "pki/tls", "profile", "profile.d", "protocols", "python3",
+    "python3.11", "python3.12", "python3.13", "R", "redhat-release", "resolv.conf", "rpc", "services", "shells",
+    "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vulkan", "xdg",
+)  # fmt: skip
+"""Of /etc what programs read: as root without rights, a process would also read what only root may."""
+_READABLE = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt", "/proc", "/nix", "/dev/pts", "/sys/bus", "/sys/class",
+    "/sys/dev", "/sys/devices", "/sys/fs/cgroup", "/sys/kernel/mm", "/sys/module", *(f"/etc/{name}" for name in _ETC),
+)  # fmt: skip
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx")
+_ACCELERATORS = ("nvidia*", "dri", "kfd", "accel", "infiniband")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}  # fmt: skip
 _RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/nscd")
 _OPEN = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # nosec B108 - covered by private ones
+_HOSTS = Path("/etc/hosts")
 _UP = struct.pack("16sH22x", b"lo", 1)
 
 
@@ -41,14 +64,22 @@ class Told(NamedTuple):
     uid: int = 0
     """Who processes become where the launcher is root and there are namespaces; nobody else where it is 0."""
     network: str = "own"
-    """`own`: loopback alone; `listen`: the machine's, to be called and to call nobody; `host`: the machine's."""
+    """`own`: loopback alone; `host`: the machine's."""
+    listen: str = ""
+    """The address at which the launcher opens a listening socket for the processes; none when empty."""
     hidden: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    """Folders of the platform's user that processes read as if they were their own, and cannot change."""
     platform: tuple[str, int] | None = None
-    ports: tuple[int, ...] = ()
-    """Where one that may only listen connects to all the same."""
+    services: tuple[tuple[str, int], ...] = ()
+    """Further addresses that processes may connect to, such as the online store of a replica."""
     egress: tuple[str, ...] = ()
+    required: bool = False
+    """Processes inside must not fall back to weaker isolation of their own helpers."""
+    apart: bool = False
+    """True when it shares its network with no other slot of the attempt."""
     processes: int = 4096
     file_bytes: int = 0
     tmp_bytes: int = 1 << 30
@@ -58,6 +89,9 @@ class Told(NamedTuple):
 def told_in(document: Mapping[str, object]) -> Told:
     """The cage of a context."""
     lists = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
+    lists["services"] = tuple((str(host), int(port)) for host, port in document.get("services") or ())  # type: ignore[attr-defined]
+    if lists.get("platform"):
+        lists["platform"] = tuple(lists["platform"])  # type: ignore[arg-type]
     return Told(**{name: value for name, value in lists.items() if name in Told._fields})  # type: ignore[arg-type]
 
 
@@ -68,13 +102,24 @@ class Cage:
         self._told, self._folder, self._slot, self._outbox = told, folder, slot, outbox
         self._root = os.geteuid() == 0
         self._spaces: list[int] = []
+        self._listener: socket.socket | None = None
         self.work = str(folder / "work") if told.method != "calls" else ""
         self.staff: set[int] = set()
         """Processes that are ours and not the attempt's."""
 
     def build(self) -> None:
         """Make the world that processes will enter; Unavailable where the kernel does not let us."""
+        if self._told.required and self._told.listen and self._told.services and kernel.landlock_version() < 4:
+            raise Unavailable(
+                "this kernel cannot limit the ports that a replica with Redis features connects to",
+                "use Linux 6.7 or newer, or an LMDB online store, or sandbox = 'best'",
+            )
         try:
+            if self._told.listen:
+                family = socket.AF_INET6 if ":" in self._told.listen else socket.AF_INET
+                self._listener = socket.create_server((self._told.listen, 0), family=family, backlog=64)
+                if ipaddress.ip_address(self._told.listen).is_loopback:  # what it accepts can then reach nothing else
+                    self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
             for path in filter(None, (self.work, self._outbox, *self._told.writable)):
                 Path(path).mkdir(0o700, parents=True, exist_ok=True)
             if self._told.method == "namespaces":
@@ -89,6 +134,10 @@ class Cage:
             return {"FALAJ_SANDBOX": "calls"}
         home = _OPEN[0] if self._told.method == "namespaces" else self.work
         found = {"HOME": home, "TMPDIR": home, "FALAJ_SANDBOX": self._told.method}
+        found |= {"FALAJ_SANDBOX_REQUIRED": "1" if self._told.required else "0"}
+        if self._listener is not None:
+            found["FALAJ_LISTEN_FD"] = str(self._listener.fileno())
+            found["FALAJ_LISTEN_HOST"] = egress.find_own_address(self._told.listen)
         if self._told.network != "own" or self._told.method != "namespaces":
             return found
         proxy, around = f"http://127.0.0.1:{egress.PROXY_PORT}", "127.0.0.1,localhost,::1"
@@ -111,17 +160,35 @@ class Cage:
         kernel.give_up_capabilities()
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # forgotten by the kernel when the user changes
         kernel.prctl(kernel.SET_NO_NEW_PRIVS, 1)
-        listener = self._told.network == "listen"
-        ports = self._told.ports if listener else None
-        if self._told.method == "landlock":
-            mine = (str(self._folder), *self._told.shown)
-            kernel.landlock((*_READABLE, *mine), (self.work, self._outbox, *self._told.writable, *_DEVICES), ports)
-        elif ports is not None:
+        if self._listener is not None:
+            self._listener.set_inheritable(True)
+        shares_user = self._told.method == "landlock"
+        if shares_user:
+            mine = (str(self._folder), *self._told.shown, *self._told.readable)
+            writable = (self.work, self._outbox, *self._told.writable, *_DEVICES, *_find_accelerators())
+            kernel.landlock((*_READABLE, *mine), writable, self._ports())
+        elif (ports := self._ports()) is not None:
             kernel.landlock(ports=ports)
-        kernel.filter_calls(listener=listener)
+        listens = bool(self._told.listen)
+        only_accepts = listens and not self._told.services
+        rules = build_attempt_rules(shares_user=shares_user, only_streams=listens, only_accepts=only_accepts)
+        install_filter(rules)
+
+    def close_listener(self) -> None:
+        """The processes have inherited the listening socket: when they end, no process accepts connections any more."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _ports(self) -> list[int] | None:
+        """The ports that a replica may connect to: those of its services. None where nothing limits them (jobs)."""
+        if not self._told.listen or kernel.landlock_version() < 4:
+            return None
+        return [port for _, port in self._told.services]
 
     def end(self) -> None:
         """Whoever is still inside ends with the warden."""
+        self.close_listener()
         for pid in self.staff:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
@@ -149,14 +216,16 @@ class Cage:
                 raise OSError(0, said)
             names = ("mnt", "ipc", "uts", *(("net",) if self._told.network == "own" else ()))
             self._spaces = [os.open(f"/proc/{warden}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
-            (self._folder / f"slot-{self._slot}.cage").write_text(str(warden), encoding="ascii")
+            if not self._told.apart:
+                (self._folder / f"slot-{self._slot}.cage").write_text(str(warden), encoding="ascii")
             for file in (*(neighbour or ()), users):
                 if file >= 0:
                     os.close(file)
 
     def _neighbour(self) -> tuple[int, int] | None:
         """The network of another slot of this attempt that lives on this machine: its ranks must meet ours."""
-        for path in self._folder.glob("slot-*.cage") if self._told.network == "own" else ():
+        joins = self._told.network == "own" and not self._told.apart
+        for path in self._folder.glob("slot-*.cage") if joins else ():
             with contextlib.suppress(OSError, ValueError):
                 warden = int(path.read_text(encoding="ascii"))
                 lock = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
@@ -183,7 +252,7 @@ class Cage:
             def tell(where: str) -> None:
                 outbox.tell("note", text=f"the sandbox refused a connection to {where}"[:400])
 
-            egress.Gate(self._told.platform, self._told.egress, tell).serve(made)
+            egress.Gate(self._told.platform, self._told.egress, tell, self._told.services).serve(made)
         finally:
             os._exit(1)
 
@@ -194,7 +263,7 @@ class Cage:
         if kernel.landlock_version():
             own = (sys.base_prefix, sys.prefix, str(Path(__file__).parents[2]))
             kernel.landlock((*_READABLE, *_RESOLVERS, *own), (self._outbox, *_DEVICES))
-        kernel.filter_calls()
+        install_filter(build_attempt_rules())
 
     def _start_warden(self, channel: socket.socket, users: int, net: int) -> tuple[int, str]:
         """The first process inside, and what went wrong there."""
@@ -223,7 +292,7 @@ class Cage:
             kernel.setns(net) if net >= 0 else kernel.unshare(kernel.NEWNET)
             with socket.socket() as lo:
                 fcntl.ioctl(lo, 0x8914, _UP)
-            egress.send(channel, egress.listeners(self._told.platform))
+            egress.send(channel, egress.listeners(self._told.platform, self._told.services))
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS)
         kernel.keep_mounts_private()
         self._mount(users)
@@ -233,12 +302,16 @@ class Cage:
     def _mount(self, users: int) -> None:
         """Take what is shown, make everything read-only, cover what is hidden, put back what was taken."""
         writable = {*map(os.path.realpath, (self.work, self._outbox, *self._told.writable))}
-        own = {os.path.realpath(self._folder), *writable}
+        own = {*map(os.path.realpath, (str(self._folder), *self._told.readable)), *writable}
         trees = {
             path: self._take(path, path not in writable, users if path in own else -1)
             for path in sorted({*own, *map(os.path.realpath, self._told.shown)}, key=len)
         }
+        devices = {
+            path: kernel.take_tree(path) for path in (*_DEVICES[:-1], *_find_accelerators()) if Path(path).exists()
+        }
         kernel.set_mount("/", kernel.RDONLY | kernel.NOSUID)
+        _mount_devices(devices)
         hidden = {*map(os.path.realpath, self._told.hidden), *_OPEN} - {"/"}
         # From the outside in: what is hidden in something shown is hidden, and our own folder in the platform's shown.
         steps = sorted([*((len(path), 0, path) for path in hidden), *((len(path), 1, path) for path in trees)])
@@ -250,9 +323,23 @@ class Cage:
             tree, is_folder = trees[path]
             _make_place(path, is_folder)
             kernel.put_tree(tree, path)
+        self._name_services()
         for path in covered:
             if path not in _OPEN and path not in trees:
                 kernel.set_mount(path, kernel.RDONLY, whole=False)
+
+    def _name_services(self) -> None:
+        """Let the names of services lead to loopback, where the gate listens for them."""
+        if names := egress.name_services(self._told.services):
+            hosts = Path(_OPEN[0], ".hosts")
+            present = _HOSTS.read_text(encoding="utf-8") if _HOSTS.exists() else ""
+            lines = [f"{address} {host}\n" for host, address in names.items()]
+            hosts.write_text("".join(lines) + present, encoding="utf-8")
+            hosts.chmod(0o644)
+            tree = kernel.take_tree(str(hosts), whole=False)
+            kernel.set_mount(tree, kernel.RDONLY | kernel.NOSUID | kernel.NODEV, whole=False)
+            kernel.put_tree(tree, os.path.realpath(_HOSTS))
+            hosts.unlink()
 
     def _cover(self, path: str) -> bool:
         """Hide a file, or a folder below something empty; whether it was a folder."""
@@ -278,18 +365,22 @@ class Cage:
         ready, done = os.pipe()
         child = os.fork()
         if not child:
-            os.close(release)
-            kernel.unshare(kernel.NEWUSER)
-            os.write(done, b".")
-            os.read(held, 1)
-            os._exit(0)
+            try:
+                os.close(release)
+                kernel.unshare(kernel.NEWUSER)
+                os.write(done, b".")
+                os.read(held, 1)
+            finally:
+                os._exit(0)
+        os.close(done)
         try:
-            os.read(ready, 1)
+            if not os.read(ready, 1):
+                raise PermissionError(errno.EPERM, "user namespaces are not allowed")
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{child}/{name}").write_text(f"0 {self._told.uid} 1", encoding="ascii")
             return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
-            for file in (held, release, ready, done):
+            for file in (held, release, ready):
                 os.close(file)
             os.waitpid(child, 0)
 
@@ -300,6 +391,28 @@ def _become_nobody_else() -> None:
     kernel.unshare(kernel.NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+
+
+def _find_accelerators() -> list[str]:
+    """Device files and folders of graphics cards and the like, which their modes guard."""
+    return [str(path) for pattern in _ACCELERATORS for path in Path("/dev").glob(pattern)]
+
+
+def _mount_devices(devices: Mapping[str, int]) -> None:
+    """Replace /dev by one that has these devices, terminals of its own, and no disk, console or kernel log."""
+    folders = {path: os.path.isdir(path) for path in devices}  # noqa: PTH112
+    kernel.mount("tmpfs", "/dev", kernel.NOSUID | kernel.NOEXEC, "mode=755,size=64k")
+    for path, tree in devices.items():
+        _make_place(path, folders[path])
+        kernel.put_tree(tree, path)
+        os.close(tree)
+    for name in ("pts", "shm"):
+        os.mkdir(f"/dev/{name}", 0o755)  # noqa: PTH102
+    with contextlib.suppress(OSError):  # inside some containers: then there are no terminals
+        kernel.mount("devpts", "/dev/pts", kernel.NOSUID | kernel.NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"/dev/{name}")  # noqa: PTH211
+    kernel.set_mount("/dev", kernel.RDONLY | kernel.NOSUID | kernel.NOEXEC, whole=False)
 
 
 def _make_place(path: str, is_folder: bool) -> None:

@@ -1,17 +1,24 @@
 """The one way out of a cage: a process outside that carries what is allowed, and writes down what was refused.
 
 It holds sockets that listen inside, where there is no network but loopback. The first stands for the platform; the
-second is an HTTP proxy for the few places that an operator named, as `host:port` or `*.domain:port`.
+second is an HTTP proxy for the few places that an operator named, as `host:port` or `*.domain:port`. Further ones stand
+for single services (a replica's online store) under the address that programs connect to: inside, their names lead to
+loopback (`name_services`), and loopback has their addresses.
 """
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import re
+import secrets
 import select
 import socket
+import struct
 import threading
+import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 PROXY_PORT = 3128
 Address = tuple[str, int]
@@ -19,36 +26,94 @@ _HEAD_BYTES, _CHUNK_BYTES = 16 << 10, 64 << 10
 _PATIENCE_S, _IDLE_S = 10.0, 600.0
 _AT_ONCE = 256
 _MOST_TOLD = 100
+_MOST_LISTENERS = 64
+_SIOCSIFADDR = 0x8916
 _HOP = re.compile(rb"(?im)^(?:proxy-[a-z-]+|connection|keep-alive):[^\n]*\n")
 
 
-def listeners(platform: Address | None) -> list[socket.socket]:
+def listeners(platform: Address | None, services: Sequence[Address] = ()) -> list[socket.socket]:
     """The sockets, made inside. Every slot of an attempt listens on the same ports, so that any of them may end."""
-    ports = [platform[1] if platform and _is_loopback(platform[0]) else 0, PROXY_PORT]
-    made = []
-    for port in ports:
-        one = socket.socket()
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        one.bind(("127.0.0.1", port))
-        one.listen(128)
-        made.append(one)
-    return made
+    port = platform[1] if platform and _is_loopback(platform[0]) else 0
+    own = [("127.0.0.1", port), ("127.0.0.1", PROXY_PORT)]
+    names = name_services(services)
+    bound = []
+    for host, port in (*own, *((names.get(host, host), port) for host, port in services)):
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if ":" in host or not host.startswith("127."):
+            _add_loopback_address(host)
+        listener.bind((host, port))
+        listener.listen(128)
+        bound.append(listener)
+    return bound
+
+
+def name_services(services: Sequence[Address]) -> dict[str, str]:
+    """The loopback address that stands inside for each service that is given by name."""
+    hosts = dict.fromkeys(host for host, _ in services if not _is_address(host))
+    return {host: f"127.0.1.{number}" for number, host in enumerate(hosts, 1)}
+
+
+def _add_loopback_address(host: str) -> None:
+    """Let the loopback device of this network have an address of a service."""
+    if ":" in host:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control:
+            index = socket.if_nametoindex("lo")
+            request = socket.inet_pton(socket.AF_INET6, host) + struct.pack("@Ii", 128, index)
+            fcntl.ioctl(control, _SIOCSIFADDR, request)
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        alias = f"lo:{zlib.crc32(host.encode()) % 100_000}".encode()
+        address = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(host))
+        fcntl.ioctl(control, _SIOCSIFADDR, struct.pack("16s16s8x", alias, address))
+
+
+def find_own_address(host: str) -> str:
+    """Where others reach what listens at `host`: for all addresses, the one that this machine's packets leave from.
+
+    A machine without a route has none; the address stays unspecified, and the platform uses the node's name.
+    """
+    if host not in ("0.0.0.0", "::"):  # noqa: S104  # nosec B104 - compared, not bound
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation: nothing is sent
+        except OSError:
+            return host
+        return str(probe.getsockname()[0])
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Gate:
     """Carries until its process is ended."""
 
-    def __init__(self, platform: Address | None, allowed: Sequence[str], tell: Callable[[str], None]) -> None:
-        self._platform, self._tell = platform, tell
+    def __init__(
+        self,
+        platform: Address | None,
+        allowed: Sequence[str],
+        tell: Callable[[str], None],
+        services: Sequence[Address] = (),
+    ) -> None:
+        self._platform, self._tell, self._services = platform, tell, services
         self._allowed = {*allowed, *([f"{platform[0]}:{platform[1]}"] if platform else [])}
+        self._source = own_source(platform)
         self._told: set[str] = set()
         self._places = threading.BoundedSemaphore(_AT_ONCE)
 
     def serve(self, made: Sequence[socket.socket]) -> None:
-        """The platform's socket, then the proxy's."""
-        own = threading.Thread(target=self._accept, args=(made[0], self._to_platform), daemon=True)
-        own.start()
+        """The platform's socket, then the proxy's, then those of the services."""
+        targets = [(made[0], self._platform), *zip(made[2:], self._services, strict=True)]
+        for listener, target in targets:
+            arguments = (listener, partial(_carry_to, target, self._source if target == self._platform else None))
+            threading.Thread(target=self._accept, args=arguments, daemon=True).start()
         self._accept(made[1], self._by_proxy)
 
     def _accept(self, listener: socket.socket, carry: Callable[[socket.socket], None]) -> None:
@@ -66,11 +131,6 @@ class Gate:
         finally:
             self._places.release()
 
-    def _to_platform(self, inner: socket.socket) -> None:
-        if self._platform is not None:
-            with socket.create_connection(self._platform, _PATIENCE_S) as outer:
-                _pump(inner, outer)
-
     def _by_proxy(self, inner: socket.socket) -> None:
         head, rest = _read_head(inner)
         method, target, version = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
@@ -79,7 +139,8 @@ class Gate:
         if found is None:
             self._refuse(inner, f"{host}:{port}")
             return
-        with socket.create_connection(found, _PATIENCE_S) as outer:
+        source = self._source if (host, port) == self._platform else None
+        with socket.create_connection(found, _PATIENCE_S, source) as outer:
             if method == "CONNECT":
                 inner.sendall(b"HTTP/1.1 200 Connected\r\n\r\n" + b"")
             else:
@@ -103,6 +164,22 @@ class Gate:
             self._tell(where)
         text = f"the sandbox lets nothing out to {where}: an operator may name it in the cluster's egress\n".encode()
         inner.sendall(b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+
+
+def own_source(platform: Address | None) -> Address | None:
+    """A loopback address of this attempt's own to call a platform on loopback from; None elsewhere.
+
+    The platform bounds what one peer may take: an attempt then uses up its own share, and no other attempt's.
+    """
+    if platform is None or not platform[0].startswith("127."):
+        return None
+    return f"127.{64 + secrets.randbelow(64)}.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}", 0
+
+
+def _carry_to(target: Address | None, source: Address | None, inner: socket.socket) -> None:
+    if target is not None:
+        with socket.create_connection(target, _PATIENCE_S, source) as outer:
+            _pump(inner, outer)
 
 
 def _read_head(inner: socket.socket) -> tuple[bytes, bytes]:
@@ -158,7 +235,7 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 
 def receive(channel: socket.socket) -> list[socket.socket]:
     """The listening sockets, sent from inside."""
-    _, files, _, _ = socket.recv_fds(channel, 1, 2)
+    _, files, _, _ = socket.recv_fds(channel, 1, _MOST_LISTENERS)
     return [socket.socket(fileno=file) for file in files]
 
 

@@ -5,40 +5,17 @@ Everything raises OSError when the kernel refuses; nothing here decides what to 
 
 import ctypes
 import os
-import platform
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 RDONLY, NOSUID, NODEV, NOEXEC, IDMAP = 0x1, 0x2, 0x4, 0x8, 0x100000
-PDEATHSIG, SET_SECCOMP, CAPBSET_DROP, SET_NO_NEW_PRIVS, CAP_AMBIENT = 1, 22, 24, 38, 47
+PDEATHSIG, CAPBSET_DROP, SET_NO_NEW_PRIVS, CAP_AMBIENT = 1, 24, 38, 47
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 _AT_FDCWD, _EMPTY_PATH, _RECURSIVE, _MOVE_EMPTY = -100, 0x1000, 0x8000, 0x4
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _LANDLOCK = (444, 445, 446)
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_EPERM, _ENOSYS = 0x00050001, 0x00050026
-_KILL, _ALLOW = 0x80000000, 0x7FFF0000
-_NEW_NAMESPACES = 0x7E020000
-_TIOCSTI = 0x5412
-_INTERNET, _DATAGRAM, _MACHINE, _CRYPTO = (2, 10), 2, 40, 38
-_ANYWHERE = (425, 428, 429, 430, 431, 432, 433, 442)
-"""io_uring (its ring would act past the filter) and the new calls that mount: the same numbers everywhere."""
-_DENIED = {
-    # ptrace, process_vm_*, kcmp; keys; mount, umount, pivot_root, chroot, by handle, quota; bpf, perf, userfaultfd;
-    # kexec, modules, reboot, swap, acct, log; setns, unshare; clocks, names; ports.
-    "x86_64": (
-        0xC000003E, 56, 41, 16,
-        (101, 310, 311, 312, 248, 249, 250, 165, 166, 155, 161, 304, 179, 321, 298, 323, 246, 320, 175, 313, 176, 169,
-         167, 168, 163, 103, 308, 272, 164, 227, 305, 159, 170, 171, 172, 173, 212),
-    ),
-    "aarch64": (
-        0xC00000B7, 220, 198, 29,
-        (117, 270, 271, 272, 217, 218, 219, 40, 39, 41, 51, 265, 60, 280, 241, 282, 104, 294, 105, 273, 106, 142, 224,
-         225, 89, 116, 268, 97, 170, 112, 266, 171, 161, 162),
-    ),
-}  # fmt: skip
-"""By machine: how the kernel names it; the numbers of clone, socket and ioctl; those that are denied."""
 
 
 def _call(what: str, result: int) -> int:
@@ -115,51 +92,27 @@ def give_up_capabilities() -> None:
     _call("capset", _LIBC.capset(header, nothing))
 
 
-def filter_calls(*, listener: bool = False) -> None:
-    """Deny the system calls that user code has no business with; a `listener` sends no datagrams either."""
-    arch, clone, socket, ioctl, denied = _DENIED[platform.machine()]
-    rules = [(0x20, 0, 0, 4), (0x15, 1, 0, arch), (0x06, 0, 0, _KILL), (0x20, 0, 0, 0)]
-    if platform.machine() == "x86_64":
-        rules += [(0x35, 0, 1, 0x40000000), (0x06, 0, 0, _EPERM)]  # the other numbering of the same calls
-    for number in (*denied, *_ANYWHERE):
-        rules += [(0x15, 0, 1, number), (0x06, 0, 0, _EPERM)]
-    # C libraries try clone3, whose flags no filter sees, and take clone where there is none.
-    rules += [(0x15, 0, 1, 435), (0x06, 0, 0, _ENOSYS)]
-    rules += [(0x15, 0, 3, clone), (0x20, 0, 0, 16), (0x45, 0, 1, _NEW_NAMESPACES), (0x06, 0, 0, _EPERM)]
-    rules += [(0x20, 0, 0, 0), (0x15, 0, 3, ioctl), (0x20, 0, 0, 24), (0x15, 0, 1, _TIOCSTI), (0x06, 0, 0, _EPERM)]
-    rules += [(0x20, 0, 0, 0), (0x15, 1, 0, socket), (0x06, 0, 0, _ALLOW), (0x20, 0, 0, 16)]
-    for family in (_MACHINE, _CRYPTO):
-        rules += [(0x15, 0, 1, family), (0x06, 0, 0, _EPERM)]
-    if listener:
-        rules += [(0x15, 2, 0, _INTERNET[0]), (0x15, 1, 0, _INTERNET[1]), (0x06, 0, 0, _ALLOW), (0x20, 0, 0, 24)]
-        rules += [(0x54, 0, 0, 0xF), (0x15, 0, 1, _DATAGRAM), (0x06, 0, 0, _EPERM)]
-    _load([*rules, (0x06, 0, 0, _ALLOW)])
-
-
-def _load(rules: Sequence[tuple[int, int, int, int]]) -> None:
-    code = b"".join(struct.pack("<HBBI", *rule) for rule in rules)
-    held = ctypes.create_string_buffer(code)
-    program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(rules), ctypes.addressof(held)))
-    prctl(SET_NO_NEW_PRIVS, 1)
-    prctl(SET_SECCOMP, 2, ctypes.addressof(program))
-
-
 def landlock_version() -> int:
     """What of Landlock the kernel knows; 0 where it has none."""
     return max(0, int(_LIBC.syscall(ctypes.c_long(_LANDLOCK[0]), None, ctypes.c_long(0), ctypes.c_long(1))))
 
 
 def landlock(
-    reads: Iterable[str] | None = None, writes: Iterable[str] = (), ports: Iterable[int] | None = None
+    reads: Iterable[str] | None = None,
+    writes: Iterable[str] = (),
+    ports: Iterable[int] | None = None,
+    *,
+    programs: bool = True,
 ) -> None:
-    """From here on only these paths, where `reads` is given; and where `ports` is, connections to these alone."""
+    """From here on only these paths, where `reads` is given; and where `ports` is, connections to these alone and
+    no listening. With `programs`, files that may be read may be executed."""
     version = landlock_version()
     files = (1 << min(16, {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16))) - 1 if reads is not None else 0
-    attributes = struct.pack("<QQQ", files, 2 if ports is not None else 0, 3 if version >= 6 else 0)
+    attributes = struct.pack("<QQQ", files, 3 if ports is not None else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _syscall("landlock", _LANDLOCK[0], attributes[:size], size, 0)
     # Of a read: run, read, list, and speak to devices.
-    some = 0x1 | 0x4 | 0x8 | (0x8000 & files)
+    some = (0x1 if programs else 0) | 0x4 | 0x8 | (0x8000 & files)
     for path, allowed in [*((path, some) for path in reads or ()), *((path, files) for path in writes)]:
         _allow(rules, path, allowed & files)
     for port in ports or ():

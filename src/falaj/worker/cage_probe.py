@@ -11,6 +11,8 @@ from pathlib import Path
 from falaj.core.errors import FalajError
 from falaj.worker import cage_kernel as kernel
 from falaj.worker.cage import Cage, Told
+from falaj.worker.isolated_process import find_isolation_gaps
+from falaj.worker.syscall_filter import build_attempt_rules, install_filter
 
 _NOBODY = 65534
 
@@ -20,7 +22,8 @@ def main() -> None:
     found = {
         "namespaces": _works(_namespaces),
         "landlock": kernel.landlock_version() if _works(lambda: kernel.landlock(reads=["/"])) else 0,
-        "seccomp": _works(kernel.filter_calls),
+        "seccomp": _works(lambda: install_filter(build_attempt_rules())),
+        "functions": not find_isolation_gaps(),
         "users": os.geteuid() == 0 and _works(lambda: os.setresuid(*[_NOBODY] * 3)),
     }
     sys.stdout.write(json.dumps(found))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from falaj.core.execute import Attempt
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+FOLDER = "{folder}"
+"""Stands for the slot's own folder in the words of `stage` and `after`: it is not known before the launcher runs."""
 FRAMEWORKS = ("plain", "torch", "tensorflow", "jax", "mpi", "horovod")
 
 
@@ -47,6 +49,8 @@ class Context(NamedTuple):
     project: str = ""
     tenant: str = ""
     number: int = 1
+    kind: str = "job"
+    """What the attempt is (core.execute.ATTEMPT_KINDS); the command of one that is no job is the platform's."""
     framework: str = "plain"
     host: str = ""
     """Where rank 0 waits for the others; when empty, the executor tells it in FALAJ_HOST."""
@@ -58,7 +62,7 @@ class Context(NamedTuple):
     outputs: Mapping[str, str] = _NOTHING
     checkpoints: str = ""
     stage: tuple[tuple[str, ...], ...] = ()
-    """Commands every slot runs before the processes begin."""
+    """Commands every slot runs before the processes begin: words after the interpreter (worker/own_commands.py)."""
     after: tuple[tuple[str, ...], ...] = ()
     """Commands slot 0 runs after its processes succeeded."""
     outbox: str = ""
@@ -72,6 +76,8 @@ class Context(NamedTuple):
     """A zip application with which processes can `from falaj import worker` in any Python."""
     cage: Mapping[str, Any] = MappingProxyType({})
     """How its processes are kept apart (worker/cage.py); empty: not at all."""
+    own_sandbox: Mapping[str, Any] = MappingProxyType({})
+    """The same for the launcher's own commands (`stage`, `after`)."""
 
     def placed(self, folder: str) -> "Context":
         """The same with paths that are not whole below this folder, the slot's own."""
@@ -80,7 +86,7 @@ class Context(NamedTuple):
             {name: os.path.join(folder, path) for name, path in paths.items()}  # noqa: PTH118
             for paths in (self.inputs, self.outputs)
         )
-        return self._replace(code=code, inputs=inputs, outputs=outputs)
+        return self._replace(folder=folder, code=code, inputs=inputs, outputs=outputs)
 
     @property
     def world(self) -> int:
@@ -114,6 +120,7 @@ def document(attempt: "Attempt", **more: object) -> dict[str, object]:
         "slots": slots,
         "framework": attempt.framework,
         "command": list(attempt.command),
+        "kind": attempt.kind,
         "folder": attempt.folder,
         "env": dict(attempt.env),
         "grace_s": attempt.grace_s,

@@ -71,13 +71,13 @@ def become(
     log: str,
     cores: Iterable[int],
     *,
-    mute: bool,
+    mute: bool = False,
     enter: Callable[[str], None] = os.chdir,
 ) -> NoReturn:
     """What it does when it knows its program: it ends as that."""
     code = NOT_EXECUTABLE
     try:
-        _write_to(log)
+        write_to(log)
         if (wanted := set(cores)) and (mine := wanted & os.sched_getaffinity(0)):
             os.sched_setaffinity(0, mine)
         if mute:
@@ -187,7 +187,8 @@ def look(path: str) -> bytes:
     return read_file(path, 0, 1 << 16)
 
 
-def _write_to(log: str) -> None:
+def write_to(log: str) -> None:
+    """Append this process's output to a file; where that is empty, its complaints go where its output goes."""
     if log:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(file, 1)

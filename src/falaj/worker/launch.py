@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from falaj.core.errors import FalajError
 from falaj.worker import ahead, family, rendezvous
 from falaj.worker.context import Context, read, understand
 from falaj.worker.outbox import Outbox
+from falaj.worker.own_commands import WORK, OwnCommands
 from falaj.worker.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _AWAY = (7, 8)
 _LEFTOVER_S = 2.0
 _UNKILLABLE_S = 15.0
 TRY_AGAIN, _YIELDED = 75, 85  # as in core.execute, which takes longer to load than the rest of us
+_SECRET_ENV = "FALAJ_SECRET_ENV"  # noqa: S105  # nosec B105 - a name; as there
 
 
 def main(
@@ -80,13 +83,16 @@ class Launcher:
         self._folder = Path(context.folder or _own_folder())
         self.context = context.placed(str(self._folder))
         self._outbox = Outbox(context.outbox or str(self._folder / "outbox"), f"slot-{slot}")
+        self._secrets: dict[str, str] = json.loads(os.environ.pop(_SECRET_ENV, "{}"))
         self._given = dict(os.environ)
+        """Our own environment: the submitter of the job set nothing in it."""
         self._started = time.time()
         self._limit_at = time.monotonic() + context.limit_s if context.limit_s else float("inf")
         self._ooms = -1
         """How many processes of our cgroup had been killed for want of memory when we began."""
         self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
         self._alive: dict[int, str] = {}
+        self._publishing = OwnCommands(self.context.after, self.context, slot, self._log(0))
         self._cage: Cage | None = None
         self._carrier: Carrier | None = None
         self._code = 0
@@ -176,21 +182,31 @@ class Launcher:
             self._fail(_TERMINATED, "stopped before it began")
         self._make_room()
         began = time.time()
-        staged = self._one_by_one(self.context.stage, _OURS[0])
+        staging = OwnCommands(self.context.stage, self.context, self._slot, self._log(0))
+        if not self._reason:
+            staging.fork([*filter(None, [self.context.code]), *self.context.inputs.values()])
+        staged = self._run_own(staging, _OURS[0])
         self._tell_phase("stage in", began, bool(self.context.stage))
+        if staged and self._slot == 0:
+            self._publishing.fork()
         if not staged or not self._build_cage():
             return
         self._agree_on_port()
         words = rendezvous.command(self.context, self._slot, self._given)
+        if words and self.context.kind != "job":
+            # A program of the platform: no PATH, PYTHONPATH or code folder of the submitter puts another in its place.
+            words = (sys.executable, "-I", *words[1:])
         num = rendezvous.processes(self.context, self._slot, self._given) if not self._code else 0
         began = time.time()
         ranks = [self._start(words, local, f"rank {self._rank(local)}") for local in range(num)]
+        if self._cage:
+            self._cage.close_listener()
         self._begin()
         good = self._all_good(ranks) if words else self._wait_for_first_slot()
         self._tell_phase("run", began)
         if good and self._slot == 0 and self.context.after:
             began = time.time()
-            self._one_by_one(self.context.after, _OURS[1])
+            self._run_own(self._publishing, _OURS[1])
             self._tell_phase("publish", began)
 
     def _tell_phase(self, name: str, began: float, happened: bool = True) -> None:
@@ -198,15 +214,16 @@ class Launcher:
         if self._followed and happened:
             self._outbox.tell("span", name=name, slot=self._slot, began=began, ended=time.time(), failed=self._reason)
 
-    def _one_by_one(self, commands: tuple[tuple[str, ...], ...], what: str) -> bool:
-        folder = str(self._folder)
-        return not self._reason and all(self._all_good([self._start(words, 0, what, folder)]) for words in commands)
+    def _run_own(self, commands: OwnCommands, what: str) -> bool:
+        """Run commands of our own; True when all ended well and the launcher was not asked to end."""
+        if pid := commands.start(self._given):
+            self._alive[pid] = what
+        return self._all_good([pid])
 
     def _make_room(self) -> None:
         """Where nobody made them for us, the places that processes work in and write to."""
-        if self._shared and self.context.stage:
-            return  # what is brought to a folder that is there already would come to lie below it
-        outputs = () if self._shared else self.context.outputs.values()
+        away = not self._shared or self.context.stage or self.context.after
+        outputs = self.context.outputs.values() if away else ()
         for path in filter(None, (*outputs, self.context.code, self.context.checkpoints)):
             try:
                 _make(path)
@@ -233,28 +250,29 @@ class Launcher:
         """On a node that is not ours nothing stays of what was brought here, or made and published."""
         import shutil
 
-        for path in (self.context.code, *self.context.inputs.values(), *self.context.outputs.values()):
+        own = str(self._folder / WORK)
+        for path in (own, self.context.code, *self.context.inputs.values(), *self.context.outputs.values()):
             if path and self._folder in Path(path).parents:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _start(self, words: tuple[str, ...], local: int, what: str, folder: str = "") -> int:
+    def _start(self, words: tuple[str, ...], local: int, what: str) -> int:
         env = self.environment(local)
-        where, log, mute = folder or self.context.code or str(self._folder), self._log(local), bool(folder)
-        if self._cage and not folder:
+        where, log = self.context.code or str(self._folder), self._log(local)
+        if self._cage:
             where = self.context.code or self._cage.work or where
             env |= self._cage.environment(env)
             pid = family.start(words, env, where, log, self._place.cores, enter=self._cage.enter)
         else:
-            pid = ahead.start(words, env, where, log, self._place.cores, mute=mute) or family.start(
-                words, env, where, log, self._place.cores, mute=mute
+            pid = ahead.start(words, env, where, log, self._place.cores) or family.start(
+                words, env, where, log, self._place.cores
             )
         self._alive[pid] = f"{what} ({words[0]})"
         return pid
 
     def environment(self, local: int) -> dict[str, str]:
         """What one of the slot's processes finds in its environment."""
-        renewed = {name: os.environ[name] for name in ("FALAJ_TOKEN",) if name in os.environ}
-        env = self._given | renewed | rendezvous.environment(self.context, self._slot, local, self._given)
+        env = self._given | self._secrets | rendezvous.environment(self.context, self._slot, local, self._given)
+        env |= {name: os.environ[name] for name in ("FALAJ_TOKEN", "FALAJ_URL") if name in os.environ}
         env |= {"FALAJ_OUTBOX": str(self._outbox.folder), "FALAJ_CONTEXT_FILE": self._path.lstrip("-")}
         if bundle := self.context.bundle or _bundle(self._folder):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (bundle, env.get("PYTHONPATH", ""))))
@@ -334,6 +352,7 @@ class Launcher:
     def _clear_leftovers(self) -> None:
         """What the processes left behind ends with them."""
         ahead.dismiss()
+        self._publishing.dismiss()
         if family.alone():
             return
         family.send(signal.SIGTERM, self._everybody())

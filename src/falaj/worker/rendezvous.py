@@ -24,8 +24,8 @@ def environment(context: Context, slot: int, local: int, given: Mapping[str, str
     named = {f"FALAJ_INPUT_{_upper(name)}": path for name, path in context.inputs.items()}
     named |= {f"FALAJ_OUTPUT_{_upper(name)}": path for name, path in context.outputs.items()}
     whole = {
-        **named,
         **context.env,
+        **named,
         "FALAJ_JOB": context.job,
         "FALAJ_RUN": context.run,
         "FALAJ_ATTEMPT": context.attempt,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 from tests.servers import peers
 from tests.servers.process import Missing
@@ -44,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         admin = replica.as_()
         tokens = {"admin": replica.token}
         for tenant, boss in (("bank", "fatima"), ("clinic", "yusuf")):
-            tokens[boss] = admin.people.add_tenant(tenant, boss).token
+            tokens[boss] = enroll_tenant(admin, tenant, boss)
         for boss, name, *roles in (
             ("fatima", "amal", "ml-engineer", "data-steward"),
             ("fatima", "mona", "ml-engineer"),
@@ -52,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             ("fatima", "badr", "approver"),
             ("yusuf", "sara", "ml-engineer"),
         ):
-            tokens[name] = replica.as_(tokens[boss]).people.add(name, tuple(roles), jurisdiction="AE").token
+            tokens[name] = enroll(replica.as_(tokens[boss]), name, tuple(roles), jurisdiction="AE")
         yield Place(replica.url, tokens, replica)
 
 

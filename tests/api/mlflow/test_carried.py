@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 
 
@@ -23,9 +24,9 @@ def ask(server: Replica, token: str, path: str, **body: Any) -> Any:
 
 def test_batches_with_parameters_are_kept_refused_and_recorded_one_by_one(tmp_path: Path, postgres_url: str) -> None:
     with Replica(tmp_path, {"FALAJ_STORE": postgres_url}) as server:
-        boss = server.as_().people.add_tenant("bank", "fatima").token
-        token = server.as_(boss).people.add("amal", ("ml-engineer",), jurisdiction="AE").token
-        auditor = server.as_(boss).people.add("omar", ("auditor",), jurisdiction="AE").token
+        boss = enroll_tenant(server.as_(), "bank", "fatima")
+        token = enroll(server.as_(boss), "amal", ("ml-engineer",), jurisdiction="AE")
+        auditor = enroll(server.as_(boss), "omar", ("auditor",), jurisdiction="AE")
         run = ask(server, token, "runs/create")["run"]["info"]["run_id"]
         for n in range(6):
             points = [{"key": "loss", "value": n, "timestamp": n, "step": n}]

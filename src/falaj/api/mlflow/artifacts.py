@@ -134,7 +134,8 @@ class Files:
         self._app.unhurried()
         outlet = Outlet(ask.send, ask.receive, visit.ctx.request)
         try:
-            _, error = await self._app.lanes.outside(lambda: outlet.push(_version_file(visit, place)))
+            push = lambda: outlet.push(_version_file(visit, place))  # noqa: E731
+            _, error = await self._app.lanes.streaming(visit.ctx.actor, push)
         finally:
             outlet.close()
         return None if error is None or outlet.started else said(error, visit.ctx.request)

@@ -1,6 +1,7 @@
 """Ids: what MLflow's clients call things by, as references. Knowing one is no permission: the guard asks on."""
 
 import re
+from contextlib import suppress
 from typing import Any
 
 from falaj.api.mlflow.coding import Visit
@@ -57,14 +58,13 @@ def _default(visit: Visit) -> Ref:
     key = (visit.ctx.tenant, "0")
     if key in visit.places:
         return DEFAULT
-    visit.found[key] = DEFAULT
     if _desk(visit).titled(visit.ctx.tenant, "Default") is None:
         try:
-            visit.call("track", "create", name=DEFAULT)
-        except Conflict:
-            return DEFAULT  # another was first
+            with suppress(Conflict):  # another request created it first
+                visit.call("track", "create", name=DEFAULT)
         except FalajError as error:
             raise NotFound("there is no experiment '0' yet", "somebody who may write makes it by using it") from error
+    visit.found[key] = DEFAULT
     return DEFAULT
 
 

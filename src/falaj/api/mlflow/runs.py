@@ -209,7 +209,7 @@ def _log_model(visit: Visit, asked: One) -> Any:
         text = visit.call("track", "show", run=ref).tags.get(MODELS_TAG, "[]")
         known = msgspec.json.decode(text, type=list[dict[str, Any]])
         known.append(msgspec.json.decode(asked.model_json, type=dict[str, Any]))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise Invalid("model_json is no JSON object", "send what MLmodel says") from None
     return visit.do("track", "log", run=ref, tags={MODELS_TAG: msgspec.json.encode(known).decode()})
 

@@ -166,7 +166,7 @@ def shown(one: Trace) -> dict[str, Any]:
         "state": STATES[one.status],
         "trace_metadata": one.facts,
         "tags": {**one.tags, LOCATION: place},
-        "assessments": [msgspec.json.decode(note) for note in one.notes.values()],
+        "assessments": [assessment for note in one.notes.values() if (assessment := _decode_note(note))],
     }
     return info | ({"client_request_id": one.client} if one.client else {})
 
@@ -180,11 +180,19 @@ def _one(visit: Visit) -> Trace:
     return found
 
 
+def _decode_note(note: str) -> dict[str, Any]:
+    """Return an assessment as MLflow's clients wrote it; empty for a note that is no JSON object."""
+    try:
+        return msgspec.json.decode(note, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
+
+
 def _thought(visit: Visit) -> dict[str, Any]:
-    note = _one(visit).notes.get(visit.named["assessment"])
-    if note is None:
+    assessment = _decode_note(_one(visit).notes.get(visit.named["assessment"], ""))
+    if not assessment:
         raise NotFound("there is no such assessment", "the trace lists its own")
-    return msgspec.json.decode(note, type=dict[str, Any])
+    return assessment
 
 
 def _note(visit: Visit, name: str, said: dict[str, Any]) -> Any:
@@ -202,7 +210,7 @@ def _sight(one: Trace) -> Sight:
         "timestamp": when, "execution_time_ms": lasted, "end_time_ms": when + lasted, "request_id": one.ref.name,
         "run_id": one.facts.get(RUN) or one.tags.get(RUN), "client_request_id": one.client or None,
     }  # fmt: skip
-    thoughts = tuple(_thoughts(msgspec.json.decode(note, type=dict[str, Any])) for note in one.notes.values())
+    thoughts = tuple(_thoughts(_decode_note(note)) for note in one.notes.values())
     return Sight(one, attributes, one.tags, params=one.facts, datasets=thoughts)
 
 

@@ -197,7 +197,9 @@ def _silent(view: View, state: ApprovalState) -> Html:
     if any(one.person == who.person for one in asked.voices):
         return view.t("approvals.spoke")
     roles = tuple(sorted(who.roles))
-    why = may_speak(asked, Voice("give", who.person, who.id, who.kind, roles, view.now, asked.digest, who.behalf))
+    why = may_speak(
+        asked, Voice("give", who.person, who.id, who.kind, roles, view.now, asked.digest, who.behalf, makers=who.makers)
+    )
     return view.english(why) if why else EMPTY
 
 

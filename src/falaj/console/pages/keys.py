@@ -122,15 +122,19 @@ def _secret(view: View) -> Page:
     found = view.here.secrets.show(view.args["ref"])
     bare = {"secret": found.secret.bare}
     value = Field("value", t("keys.value"), "password", hint=t("keys.value_hint"))
+    grantee = Field("to", t("keys.grantee"), required=True, hint="person:amal, role:ml-engineer, project:fraud")
     body = join(
         notice("plain", t("keys.no_values")),
         facts([
             (t("console.zone"), h.bdi(found.zone)), (t("keys.current"), found.current),
             (t("console.versions"), h.bdi(", ".join(map(str, found.versions)))),
             (t("console.made"), view.when(found.made)), (t("keys.reference"), h.code(found.reference, dir="ltr")),
+            (t("keys.granted"), h.bdi(", ".join(found.use) or "-")),
         ]),
         h.div(
             action(view, "secrets", "rotate", bare, t("keys.new_value"), (value,)),
+            action(view, "secrets", "grant", bare, t("keys.grant"), (grantee,)),
+            action(view, "secrets", "withdraw", bare, t("keys.withdraw"), (grantee,)) if found.use else None,
             action(view, "secrets", "delete", bare, t("console.delete"), danger=True, confirm=t("keys.delete_sure"),
                    back=address("keys/secrets")),
             class_="actions",

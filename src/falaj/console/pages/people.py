@@ -23,7 +23,7 @@ from falaj.console.parts import (
 from falaj.console.view import View
 from falaj.core.context import HOUSE
 from falaj.core.ref import Ref
-from falaj.govern.people_records import Issued, Person, Tenant
+from falaj.govern.people_records import Enrolment, Issued, Person, Tenant
 from falaj.govern.roles import ORDINARY, ROLES
 
 _SHOWN = 100
@@ -90,6 +90,28 @@ def tenants(view: View) -> Page:
     return Page(view.t("people.tenants"), view.part(lambda: _tenants(view)), live=("people",))
 
 
+def invited(view: View, value: Enrolment, back: str) -> Page:
+    """An enrolment code, shown this once; or what stands between the reader and it."""
+    t, onward = view.t, h.p(h.a(view.t("console.go_back"), href=back, class_="button"))
+    if value.state == "waiting":
+        approval = h.p(h.a(t("people.see_approval"), href=href(Ref.parse(value.approval)), class_="button"))
+        return Page(
+            t("people.reset"), join(notice("warn", t("people.waiting"), t("people.waiting_hint")), approval, onward)
+        )
+    if value.state == "service":
+        return Page(t("people.add"), join(notice("good", t("people.service_made"), t("people.service_hint")), onward))
+    body = join(
+        notice("warn", t("people.code_shown"), t("people.code_hand")),
+        card(t("people.code"), copyable(view, value.code)),
+        facts([
+            (t("people.for"), h.a(h.bdi(value.person.name), href=href(value.person.bare))),
+            (t("console.until"), view.when(value.expires)),
+        ]),
+        onward,
+    )  # fmt: skip
+    return Page(t("people.code"), body)
+
+
 def issued(view: View, value: Issued, back: str) -> Page:
     """A token, shown this once."""
     t = view.t
@@ -154,7 +176,7 @@ def _add(view: View) -> Html:
         Field("projects", t("people.projects"), hint=t("people.projects_hint")),
         Field("jurisdiction", t("people.jurisdiction"), hint="AE"), _hours(view),
     )  # fmt: skip
-    how = {"primary": True, "show": True, "confirm": t("people.once")}
+    how = {"primary": True, "show": True, "confirm": t("people.code_once")}
     return action(view, "people", "add", {}, t("people.add"), fields, **how)
 
 
@@ -168,11 +190,20 @@ def _govern(view: View, found: Person) -> Html:
     fields = (_roles(view, found.roles, service=found.kind == "service"), which, where)
     return join(
         action(view, "people", "change", name, t("people.change"), fields),
-        action(view, "people", "token", name, t("people.token"), (_hours(view),), show=True, confirm=t("people.once")),
+        _credential(view, found),
         action(view, "people", "resume", name, t("people.resume")) if found.suspended
         else action(view, "people", "suspend", name, t("people.suspend"), danger=True, confirm=t("people.stops")),
         action(view, "people", "remove", name, t("people.remove"), danger=True, confirm=t("people.for_good")),
     )  # fmt: skip
+
+
+def _credential(view: View, found: Person) -> Html:
+    """A service account's new token, or a person's new enrolment code."""
+    t, name = view.t, {"name": found.name}
+    if found.kind == "service":
+        fields, once = (_hours(view),), t("people.once")
+        return action(view, "people", "token", name, t("people.token"), fields, show=True, confirm=once)
+    return action(view, "people", "reset", name, t("people.reset"), show=True, confirm=t("people.reset_sure"))
 
 
 def _tokens(view: View, found: Person) -> Html:
@@ -197,7 +228,9 @@ def _tenants(view: View) -> Html:
              facts({t("console.since"): view.ago(one.since)}), _stop(view, one), id=f"tenant-{one.name}")
         for one in found
     ]  # fmt: skip
-    add = action(view, "people", "add_tenant", {}, t("people.add_tenant"), fields, show=True, confirm=t("people.once"))
+    add = action(
+        view, "people", "add_tenant", {}, t("people.add_tenant"), fields, show=True, confirm=t("people.code_once")
+    )
     return join(h.div(add, class_="actions"), cards(*made))
 
 
@@ -210,7 +243,10 @@ def _stop(view: View, one: Tenant) -> Html:
     return action(view, "people", "suspend_tenant", name, t("people.suspend"), danger=True, confirm=t("people.stops"))
 
 
-OUTCOMES: dict[str, Any] = dict.fromkeys(("add", "token", "renew", "add_tenant"), issued)
+OUTCOMES: dict[str, Any] = {
+    **dict.fromkeys(("add", "add_tenant", "reset"), invited),
+    **dict.fromkeys(("token", "renew"), issued),
+}
 ROUTES: tuple[Route, ...] = (
     Route("people", people, ("people", "people?prefix=b")),
     Route("people/me", me, ("people/me",)),

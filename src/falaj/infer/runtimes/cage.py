@@ -1,21 +1,19 @@
 """A process of its own for a model's code. What it breaks is its own: the server goes on, and starts it again.
 
-It inherits no socket and no secret: a clean environment, a private folder as home and working folder, no network and
-only the files it needs where the kernel grants that (confine.py), a bound on memory where the sheet says
-`memory_bytes`. It runs as the same user as the server, so where the kernel grants nothing it can read what the server
-can. Arrays pass over one socket as plain bytes; nothing is ever unpickled.
+It is an isolated process (worker/isolated_process.py): no sockets, no programs, only the files it needs, a clean
+environment, a private folder as home and working folder, a bound on memory where the sheet says `memory_bytes`. Where
+the sandbox is required, a kernel that cannot enforce all of that loads no such model. Arrays pass over one inherited
+socket as plain bytes; nothing is ever unpickled.
 """
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
-import subprocess
+import subprocess  # nosec B404 - a constant alone
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +27,7 @@ from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed, 
 from falaj.core.sheet import DATATYPES, Sheet, TensorSpec, to_json
 from falaj.infer.records import Arrays, ModelConfig
 from falaj.infer.runtimes.specs import dtype, given_back
+from falaj.worker.isolated_process import IsolationLimits, start_isolated
 
 inside = False
 """True in the process itself."""
@@ -38,7 +37,9 @@ BROKEN = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, 
 """What reading from a process that fell, or that writes what it likes, can come to."""
 PLAIN = frozenset(dtype(one).str for one in DATATYPES if one != "BYTES")
 _LENGTH = struct.Struct("<I")
-_KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+REQUIRED = "FALAJ_SANDBOX_REQUIRED"
+"""Set by the platform in an attempt whose cluster requires the sandbox."""
 
 
 class Cage:
@@ -51,7 +52,7 @@ class Cage:
         memory = sheet.parameters.get("memory_bytes", "0")
         if not memory.isdecimal():
             raise Invalid(f"memory_bytes of {memory[:40]!r}", "a whole number of bytes")
-        self._memory, self._timeout_s = memory, config.timeout_s
+        self._limits, self._timeout_s = IsolationLimits(memory_bytes=int(memory)), config.timeout_s
         self._lock = threading.Lock()
         self._closed = False
         self._ready, self._wait_until = False, 0.0
@@ -63,8 +64,6 @@ class Cage:
             raise
         self.inputs, self.outputs = _specs(told["inputs"]), _specs(told["outputs"])
         self.platform, self.size_bytes, self.batches = told["platform"], told["size_bytes"], told["batches"]
-        self.kept: Mapping[str, Any] = told["kept"]
-        """What the kernel keeps from it."""
 
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """All outputs for one batch."""
@@ -113,18 +112,17 @@ class Cage:
     def _start(self) -> None:
         self._ready = False
         self._socket, other = socket.socketpair()
-        self._folder = tempfile.mkdtemp(prefix="falaj-cage-")
         with other:
-            asked = [str(self._asked[name]) for name in ("folder", "code")]
-            words = ["-P", "-m", "falaj.infer.runtimes.caged", str(other.fileno()), self._memory, *asked]
-            self._process = subprocess.Popen(  # noqa: S603 # nosec B603 - our own interpreter and file
-                [sys.executable, *words],
-                cwd=self._folder,
-                env=_environment(self._folder),
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
+            self._process = start_isolated(
+                "falaj.infer.runtimes.caged",
+                [str(other.fileno())],
+                readable=[str(self._asked[name]) for name in ("folder", "code") if self._asked[name]],
+                devices=_find_accelerators(self._asked["device"]),
+                environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
                 pass_fds=(other.fileno(),),
-                start_new_session=True,
+                limits=self._limits,
+                required=os.environ.get(REQUIRED) == "1",
+                stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
             )
 
     def _welcome(self) -> dict[str, Any]:
@@ -149,7 +147,6 @@ class Cage:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # whoever reads from it in another thread hears of it
         self._socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def send(to: socket.socket, header: Mapping[str, Any], arrays: Sequence[Any]) -> None:
@@ -222,11 +219,11 @@ def _specs(told: Sequence[Any]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in told)
 
 
-def _environment(folder: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    path = [str(Path(__file__).parents[3]), *filter(None, kept.get("PYTHONPATH", "").split(":"))]
-    private = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder)
-    return {**kept, **private, "PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+def _find_accelerators(device: str) -> list[str]:
+    """Device files of the graphics cards, for a model that runs on one."""
+    if device.startswith("cpu"):
+        return []
+    return [str(path) for path in Path("/dev").glob("nvidia*")]
 
 
 def _has_stderr() -> bool:

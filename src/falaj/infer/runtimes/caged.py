@@ -1,27 +1,21 @@
-"""The process inside a cage: it gives up what it does not need, loads one model, and answers until the server goes."""
+"""The isolated process of a model: it loads one model and answers until the server closes its socket."""
 
-import importlib
 import socket
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from falaj.core.errors import FalajError, UserCodeFailed
 from falaj.core.sheet import sheet_of
 from falaj.infer.records import ModelConfig, Runtime
-from falaj.infer.runtimes.confine import confine
+from falaj.infer.runtimes import cage
 
 
-def main() -> None:
-    """Serve one model over the socket that was handed down."""
-    number, memory_bytes, *readable = sys.argv[1:]
-    server = socket.socket(fileno=int(number))
+def main(arguments: list[str]) -> None:
+    """Serve one model over the inherited socket whose number is the argument."""
+    server = socket.socket(fileno=int(arguments[0]))
     server.set_inheritable(False)
-    # Before numpy is there: a process with threads cannot leave its network.
-    kept = confine(Path.cwd(), readable, int(memory_bytes))
-    cage = importlib.import_module("falaj.infer.runtimes.cage")
-    cage.inside = True  # type: ignore[attr-defined]
+    cage.inside = True
     sys.excepthook = partial(_last_word, server)
     try:
         told, _ = cage.receive(server)
@@ -31,7 +25,7 @@ def main() -> None:
         except FalajError as error:
             cage.send(server, {"error": error.wire()}, ())
             return
-        cage.send(server, {**_said(runtime), "kept": kept}, ())
+        cage.send(server, _said(runtime), ())
         while True:
             told, inputs = cage.receive(server)
             cage.send(server, *_answer(runtime, told["parameters"], inputs))
@@ -57,7 +51,6 @@ def _answer(runtime: Runtime, parameters: dict[str, Any], inputs: list[Any]) -> 
 
 def _last_word(server: socket.socket, kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """An error that nobody caught ends the process; the server hears which it was."""
-    from falaj.infer.runtimes import cage
     from falaj.infer.runtimes.code import said
 
     sys.__excepthook__(kind, error, trace)
@@ -72,7 +65,3 @@ def _said(runtime: Runtime) -> dict[str, Any]:
     }
     facts = {name: getattr(runtime, name) for name in ("platform", "size_bytes", "batches")}
     return {**ends, **facts}
-
-
-if __name__ == "__main__":
-    main()

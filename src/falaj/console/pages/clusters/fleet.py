@@ -7,6 +7,7 @@ from falaj.console import parts
 from falaj.console.markup import EMPTY, Html, h, join, text
 from falaj.console.page import Page, address
 from falaj.console.pages.clusters.gpus import gpu_heat
+from falaj.console.pages.clusters.sandbox import sandbox_notices
 from falaj.console.pages.jobs.figures import span_filter
 from falaj.console.parts import Column, Field, Row
 from falaj.console.plots import TIME, Series, line
@@ -56,7 +57,7 @@ def _overview(view: View) -> Html:
         class_="stats",
     )  # fmt: skip
     heat = gpu_heat(view, nodes, seen)
-    return join(sums, _list(view, found, nodes), heat, _add(view))
+    return join(sandbox_notices(view, found), sums, _list(view, found, nodes), heat, _add(view))
 
 
 def _plain(value: float) -> float:

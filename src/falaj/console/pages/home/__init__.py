@@ -2,6 +2,7 @@
 
 from falaj.console.markup import Html, h, join
 from falaj.console.page import Page, Route, address
+from falaj.console.pages.clusters.sandbox import sandbox_notices
 from falaj.console.pages.home import cards, changes, newcomer, work
 from falaj.console.pages.home.answers import Answers
 from falaj.console.parts import card
@@ -14,8 +15,10 @@ def home(view: View) -> Page:
     """What runs, waits, serves, drifts, and what waits for the reader."""
     told = Answers(view.here)
     if newcomer.is_new(told):
-        return Page(view.t("home.welcome"), newcomer.steps(view), live=LIVE)
+        warnings = sandbox_notices(view, told.seen("clusters", "list") or ())
+        return Page(view.t("home.welcome"), join(newcomer.steps(view), warnings), live=LIVE)
     body = join(
+        sandbox_notices(view, told.seen("clusters", "list") or ()),
         h.div(cards.figures(view, told), class_="stats"),
         h.div(_board(view, told), class_="board"),
         changes.changed(view, told),

@@ -91,7 +91,7 @@ def _read(body: bytes) -> dict[str, Any]:
     """What a job wrote may be anything."""
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {}
 

@@ -56,7 +56,7 @@ def inputs_in(signature: Mapping[str, Any]) -> tuple[Input, ...]:
     said = signature.get("inputs") or []
     try:
         listed = json.loads(said) if isinstance(said, str) else said
-    except ValueError:
+    except (ValueError, RecursionError):
         listed = []
     made = []
     for at, one in enumerate(listed if isinstance(listed, list) else []):

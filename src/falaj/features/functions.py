@@ -1,0 +1,98 @@
+"""Python functions of views and services, opened to be called: always in an isolated process, never in the caller's.
+
+The first use of a function on a machine, and the first use after it changed, is logged with its digest and owner. The
+digests are kept in `functions.json` in the user's configuration folder.
+"""
+
+import json
+import logging
+import os
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from falaj.asof.records import ServicePlan
+from falaj.core.errand import Here
+from falaj.core.errors import FalajError, Invalid
+from falaj.core.ref import Ref
+from falaj.features.kept import check_text, digest_of
+from falaj.worker.function_sandbox import FunctionSandbox
+
+_log = logging.getLogger(__name__)
+_MOST_PINS = 10_000
+_MOST_OPEN = 8
+"""Functions whose processes this process keeps for the next call; the one that was used longest ago ends first."""
+_OPEN: OrderedDict[tuple[str, bool], FunctionSandbox] = OrderedDict()
+_LOCK = Lock()
+
+
+def open_function(here: Here, defined_by: Ref, text: str, digest: str = "") -> FunctionSandbox:
+    """The function of a view or service, ready to be called.
+
+    On the owner's own embedded folder a machine that cannot isolate the process runs it with a warning; elsewhere this
+    is Unavailable.
+    """
+    name, actual = check_text(text), digest_of(text)
+    if digest and digest != actual:
+        raise Invalid(f"{defined_by}: expected the function {digest}, got {actual}", "apply the definition again")
+    note_use(here, defined_by, name, actual)
+    key = actual, not here.address.startswith("dir:")
+    with _LOCK:
+        if key not in _OPEN:
+            _OPEN[key] = FunctionSandbox(name, text, required=key[1])
+        _OPEN.move_to_end(key)
+        evicted = _OPEN.popitem(last=False)[1] if len(_OPEN) > _MOST_OPEN else None
+        function = _OPEN[key]
+    if evicted is not None:
+        evicted.close()  # waits for a call in progress; the next call starts it again
+    return function
+
+
+def service_functions(here: Here, plan: ServicePlan) -> dict[str, FunctionSandbox]:
+    """The functions of a service by digest."""
+    service = Ref.parse(plan.ref)
+    return {
+        computed.digest: open_function(here, service, computed.source, computed.digest)
+        for computed in plan.computed
+        if computed.source
+    }
+
+
+def note_use(here: Here, defined_by: Ref, name: str, digest: str) -> None:
+    """Log the first use of a function on this machine, or of another digest than before; remember the digest."""
+    pins, key = _load_pins(), f"{here.address} {defined_by.bare} {name}"
+    before = pins.get(key, "")
+    if before == digest:
+        return
+    owner = ""
+    with suppress(FalajError):
+        owner = "".join(char for char in str(here.features.show(defined_by).owner) if char.isprintable())
+    by = f" of {owner}" if owner else ""
+    if before:
+        _log.warning("function %s%s in %s changed: it was %s and is now %s", name, by, defined_by, before, digest)
+    else:
+        _log.warning("first use of function %s%s in %s on this machine: %s", name, by, defined_by, digest)
+    _save_pins({**dict(list(pins.items())[-_MOST_PINS:]), key: digest})
+
+
+def _pins_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "falaj" / "functions.json"
+
+
+def _load_pins() -> dict[str, str]:
+    with suppress(OSError, ValueError, RuntimeError):
+        pins = json.loads(_pins_file().read_text(encoding="utf-8"))
+        return {str(key): str(digest) for key, digest in pins.items()} if isinstance(pins, dict) else {}
+    return {}
+
+
+def _save_pins(pins: dict[str, str]) -> None:
+    """Best effort: a job has no configuration folder to keep, and two processes may both log a first use."""
+    with suppress(OSError, RuntimeError):
+        path = _pins_file()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_text(json.dumps(pins, indent=1), encoding="utf-8")
+        scratch.replace(path)

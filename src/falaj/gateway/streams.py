@@ -1,0 +1,44 @@
+"""Ends streams whose caller may no longer call: a stream may last for hours, a decision about its caller one second."""
+
+from collections.abc import Mapping
+
+from falaj.gateway.callers import Callers, Key, key_of
+from falaj.gateway.protocols import GrpcPassing
+from falaj.oip.hpack_cache import STREAMING
+
+CHECK_S = 0.2
+"""How often the callers of open streams are checked; together with the age of a decision less than a second."""
+
+
+class OpenStreams:
+    """The messages of streams that have not got their last answer."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._by_caller: dict[Key, tuple[bytes, set[GrpcPassing]]] = {}
+
+    def add(self, message: GrpcPassing, metadata: Mapping[bytes, bytes]) -> None:
+        """Check the caller of this message, who sent these headers, until it is answered; of streams only."""
+        if message.body.method != STREAMING:
+            return
+        authorization = metadata.get(b"authorization", b"")
+        key = key_of(metadata, authorization, message.caller.name[1])
+        self._by_caller.setdefault(key, (authorization, set()))[1].add(message)
+
+    def check(self, now: float) -> None:
+        """Forget messages that were answered; end those whose caller was refused meanwhile."""
+        for key, (authorization, messages) in tuple(self._by_caller.items()):
+            messages -= {message for message in messages if message.over}
+            if not messages:
+                del self._by_caller[key]
+                continue
+            caller = self._callers.known(key, authorization, now)
+            if caller is None:
+                self._callers.ask(key, authorization, "", _ignore)
+            elif caller.refused is not None:
+                for message in messages:
+                    message.revoke(caller.refused)
+
+
+def _ignore(_: object) -> None:
+    """The outcome is looked up at the next check."""

@@ -1,0 +1,232 @@
+"""Builds and loads seccomp filters: which system calls a sandboxed process may make. Linux on x86-64 and arm64.
+
+The table covers every system call of Linux 6.18 that some sandbox refuses; a call whose number is above LAST_CALL is
+newer than the table and does not exist for sandboxed processes (ENOSYS).
+"""
+
+import ctypes
+import errno
+import platform
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+NEXT, DENY, ALLOW = 0, -1, -2
+LAST_CALL = 470
+_NAMESPACE_FLAGS = 0x7E020000 | 0x80
+_THREAD_FLAG = 0x10000
+_TERMINAL_REQUESTS = (0x5412, 0x541C, 0x540E, 0x5423, 0x8901, 0x8902)
+"""ioctl requests TIOCSTI, TIOCLINUX, TIOCSCTTY, TIOCSETD, FIOSETOWN, SIOCSPGRP."""
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_SOCK_STREAM, _SOCK_TYPE_MASK = 1, 0xF
+_MSG_FASTOPEN = 0x20000000
+_PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+_SET_SECCOMP, _GET_SECCOMP, _SET_NO_NEW_PRIVS = 22, 21, 38
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_LD, _AND, _JA, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
+_RET_KILL, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_FIRST_X32_CALL = 0x40000000
+# fmt: off
+CALLS: dict[str, dict[str, tuple[int, int]]] = {
+    "tracing": {
+        "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+        "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+        "perf_event_open": (298, 241), "userfaultfd": (323, 282), "bpf": (321, 280), "lookup_dcookie": (212, 18),
+    },
+    "keys": {"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)},
+    "mounts": {
+        "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
+        "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
+        "fspick": (433, 433), "mount_setattr": (442, 442), "open_tree_attr": (467, 467),
+        "open_by_handle_at": (304, 265), "quotactl": (179, 60), "quotactl_fd": (443, 443),
+        "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
+    },
+    "kernel": {
+        "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),
+        "delete_module": (176, 106), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
+        "acct": (163, 89), "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112),
+        "clock_adjtime": (305, 266),
+        "adjtimex": (159, 171), "sethostname": (170, 161), "setdomainname": (171, 162), "iopl": (172, -1),
+        "ioperm": (173, -1), "vhangup": (153, 58), "modify_ldt": (154, -1), "uselib": (134, -1), "_sysctl": (156, -1),
+        "sysfs": (139, -1), "ustat": (136, -1), "nfsservctl": (180, 42), "lsm_set_self_attr": (460, 460),
+    },
+    "namespaces": {"setns": (308, 268), "unshare": (272, 97), "listns": (470, 470)},
+    "rings": {"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
+    "network": {"socket": (41, 198), "connect": (42, 203), "bind": (49, 200)},
+    "programs": {"execve": (59, 221), "execveat": (322, 281), "fork": (57, -1), "vfork": (58, -1)},
+    "signals": {"tkill": (200, 130), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424)},
+    "other processes": {
+        "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setscheduler": (144, 119),
+        "sched_setparam": (142, 118), "sched_setattr": (314, 274), "migrate_pages": (256, 238),
+        "move_pages": (279, 239),
+        "get_robust_list": (274, 100), "personality": (135, 92),
+    },
+    "shared memory": {
+        "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197), "semget": (64, 190),
+        "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189),
+        "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181),
+        "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183), "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
+    },
+    "attributes": {
+        "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, -1),
+        "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
+        "fsetxattr": (190, 7), "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
+        "fremovexattr": (199, 16), "removexattrat": (466, 466), "utime": (132, -1), "utimes": (235, -1),
+        "utimensat": (280, 88), "futimesat": (261, -1), "file_setattr": (469, 469), "mknod": (133, -1),
+        "mknodat": (259, 33), "name_to_handle_at": (303, 264), "inotify_init": (253, -1), "inotify_init1": (294, 26),
+        "inotify_add_watch": (254, 27), "statmount": (457, 457), "listmount": (458, 458),
+    },
+    "checked": {
+        "clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socketpair": (53, 199), "sendto": (44, 206),
+        "sendmsg": (46, 211), "sendmmsg": (307, 269), "kill": (62, 129), "tgkill": (234, 131),
+        "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "fcntl": (72, 25), "prlimit64": (302, 261),
+        "sched_setaffinity": (203, 122), "truncate": (76, 45),
+    },
+}
+# fmt: on
+"""Name of a system call to its numbers on x86-64 and arm64 (-1 where it does not exist), by what the call is for."""
+
+
+class Check(NamedTuple):
+    """Compares the low 32 bits of an argument; `match` and `other` are NEXT, DENY, ALLOW or how many checks to skip."""
+
+    argument: int
+    values: tuple[int, ...]
+    match: int = DENY
+    other: int = NEXT
+    mask: int = 0
+    any_bit: bool = False
+
+
+class Rule(NamedTuple):
+    """What happens to a call: refused with `error`, unless `checks` allow it."""
+
+    error: int = errno.EPERM
+    checks: tuple[Check, ...] = ()
+
+
+def deny_groups(*groups: str) -> dict[str, Rule]:
+    """Rules that refuse every call of these groups of the table."""
+    return {name: Rule() for group in groups for name in CALLS[group]}
+
+
+def build_isolated_rules(pid: int, *, truncate_by_path: bool) -> dict[str, Rule]:
+    """The rules of a helper process that only computes: no sockets, programs or new processes, no access to others."""
+    groups = [group for group in CALLS if group != "checked"]
+    own = Rule(checks=(Check(0, (pid,), ALLOW, DENY),))
+    own_or_zero = Rule(checks=(Check(0, (0, pid), ALLOW, DENY),))
+    thread = (Check(0, (_THREAD_FLAG,), NEXT, DENY, any_bit=True), Check(0, (_NAMESPACE_FLAGS,), any_bit=True))
+    stream_pair = (Check(0, (_AF_UNIX,), NEXT, DENY), Check(1, (_SOCK_STREAM,), ALLOW, DENY, _SOCK_TYPE_MASK))
+    rules = deny_groups(*groups) | {
+        "clone": Rule(checks=thread),
+        "clone3": Rule(errno.ENOSYS),  # its flags lie in memory, where no filter sees them; C libraries then use clone
+        "ioctl": Rule(checks=(Check(1, _TERMINAL_REQUESTS),)),
+        "fcntl": Rule(checks=(Check(1, (8, 15)),)),  # F_SETOWN, F_SETOWN_EX: signals to others
+        "socketpair": Rule(checks=stream_pair),  # a datagram pair could send to any address
+        "kill": own, "tgkill": own, "rt_sigqueueinfo": own, "rt_tgsigqueueinfo": own,
+        "prlimit64": own_or_zero, "sched_setaffinity": own_or_zero,
+    }  # fmt: skip
+    return rules if truncate_by_path else rules | {"truncate": Rule()}
+
+
+def build_attempt_rules(
+    *, shares_user: bool = False, only_streams: bool = False, only_accepts: bool = False
+) -> dict[str, Rule]:
+    """The rules of an attempt's processes, which run programs and talk to each other.
+
+    With `shares_user` (no namespaces) they may not touch other processes of the platform's user. With `only_streams`
+    they open no internet socket but plain TCP, and send no data before Landlock has seen the connection. With
+    `only_accepts` they take connections from a listening socket that they inherited and open none: that socket, and
+    each one it accepts, belongs to the machine's network, and could be disconnected and connected elsewhere.
+    """
+    kinds, protocols = ((_SOCK_STREAM,), (0, 6)) if only_streams else ((_SOCK_STREAM, 2), (0, 1, 6, 17, 58))
+    families = (
+        Check(0, (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK), NEXT, DENY),
+        Check(0, (_AF_UNIX,), DENY if shares_user and only_streams else ALLOW),  # Landlock knows no socket files
+        Check(0, (_AF_NETLINK,), NEXT, 1),
+        Check(2, (0,), ALLOW, DENY),  # of netlink only routes, which name lookups read
+        Check(1, kinds, NEXT, DENY, _SOCK_TYPE_MASK),
+        Check(2, protocols, ALLOW, DENY),
+    )
+    rules = deny_groups("tracing", "keys", "mounts", "kernel", "namespaces", "rings") | {
+        "name_to_handle_at": Rule(),
+        "statmount": Rule(),
+        "listmount": Rule(),
+        "clone": Rule(checks=(Check(0, (_NAMESPACE_FLAGS,), any_bit=True),)),
+        "clone3": Rule(errno.ENOSYS),
+        "ioctl": Rule(checks=(Check(1, _TERMINAL_REQUESTS[:2]),)),
+        "personality": Rule(checks=(Check(0, _PERSONALITIES, ALLOW, DENY),)),
+        "socket": Rule(checks=families),
+    }
+    if shares_user:
+        itself = Rule(checks=(Check(0, (0,), ALLOW, DENY),))
+        rules |= deny_groups("shared memory") | {"migrate_pages": Rule(), "move_pages": Rule()}
+        rules |= {"prlimit64": itself, "sched_setaffinity": itself, "sched_setattr": itself, "sched_setparam": itself}
+        rules |= {"sched_setscheduler": itself, "setpriority": Rule(checks=(Check(1, (0,), ALLOW, DENY),))}
+        rules |= {"ioprio_set": Rule(checks=(Check(1, (0,), ALLOW, DENY),))}
+        rules |= {"fcntl": Rule(checks=(Check(1, (8, 15)),))}  # F_SETOWN, F_SETOWN_EX: signals to others
+        rules |= {name: Rule() for name in CALLS["attributes"] if "xattr" in name or name == "file_setattr"}
+    if only_streams:
+        flags = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
+        rules |= {
+            name: Rule(checks=(Check(position, (_MSG_FASTOPEN,), any_bit=True),)) for name, position in flags.items()
+        }
+        rules |= deny_groups("attributes") | {"pidfd_open": Rule()} if shares_user else {}
+    return rules | ({"connect": Rule(), "bind": Rule()} if only_accepts else {})
+
+
+def install_filter(rules: Mapping[str, Rule]) -> None:
+    """Apply the rules to this thread and everything it starts, for good. OSError where the kernel refuses."""
+    column, architecture = _ARCHITECTURES[platform.machine()]
+    numbers = {name: pair[column] for group in CALLS.values() for name, pair in group.items()}
+    program = [(_LD, 0, 0, 4), (_JEQ, 1, 0, architecture), (_RET, 0, 0, _RET_KILL), (_LD, 0, 0, 0)]
+    program += [(_JGE, 0, 1, _FIRST_X32_CALL), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
+    program += [(_JGE, 0, 1, LAST_CALL + 1), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
+    for name, rule in rules.items():
+        if numbers[name] >= 0:
+            block = _compile_rule(rule)
+            program += [(_JEQ, 0, len(block), numbers[name]), *block]
+    _load_program([*program, (_RET, 0, 0, _RET_ALLOW)])
+
+
+def is_supported() -> bool:
+    """Whether this kernel filters system calls and the table knows this machine's numbers."""
+    if platform.system() != "Linux" or platform.machine() not in _ARCHITECTURES:
+        return False
+    return int(ctypes.CDLL(None).prctl(_GET_SECCOMP, *_longs(0, 0, 0, 0))) >= 0
+
+
+def _compile_rule(rule: Rule) -> list[tuple[int, int, int, int]]:
+    """The instructions for one call; they always return, so nothing after them sees a changed accumulator."""
+    refuse = (_RET, 0, 0, _RET_ERRNO | rule.error)
+    if not rule.checks:
+        return [refuse]
+    sizes = [1 + bool(check.mask) + len(check.values) + 1 for check in rule.checks]
+    starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    allow_at, deny_at = starts[-1], starts[-1] + 1
+    block: list[tuple[int, int, int, int]] = []
+    for index, check in enumerate(rule.checks):
+        places = {DENY: deny_at, ALLOW: allow_at}
+        match, other = (
+            places.get(verdict, starts[min(index + 1 + max(verdict, 0), len(sizes))])
+            for verdict in (check.match, check.other)
+        )
+        block.append((_LD, 0, 0, 16 + 8 * check.argument))
+        block += [(_AND, 0, 0, check.mask)] if check.mask else []
+        for value in check.values:
+            block.append((_JSET if check.any_bit else _JEQ, match - len(block) - 1, 0, value))
+        block.append((_JA, 0, 0, other - len(block) - 1))
+    return [*block, (_RET, 0, 0, _RET_ALLOW), refuse]
+
+
+def _load_program(program: list[tuple[int, int, int, int]]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in program))
+    header = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code)))
+    for option, values in ((_SET_NO_NEW_PRIVS, (1, 0)), (_SET_SECCOMP, (2, ctypes.addressof(header)))):
+        if libc.prctl(option, *_longs(*values, 0, 0)):
+            raise OSError(ctypes.get_errno(), f"prctl({option}) was refused", "seccomp")
+
+
+def _longs(*values: int) -> list[ctypes.c_ulong]:
+    return [ctypes.c_ulong(value) for value in values]
