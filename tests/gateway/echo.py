@@ -18,6 +18,7 @@ class Echo:
 
     def __init__(self, revision: int, name: str) -> None:
         self.revision, self.name, self.asked, self.cancelled = revision, name, 0, 0
+        self.hanging = 0
 
     def rest(self, call: Call, reply: Callable[[Reply], Any]) -> Callable[[], None] | None:
         """One request."""
@@ -42,6 +43,7 @@ class Echo:
         if b"unable" in call.message:
             reply(GrpcReply(code=14, text="as asked"))
         elif b"hang" in call.message:
+            self.hanging += 1
             return lambda: self._cancel(None)
         elif call.method == "ModelStreamInfer":
             reply(GrpcReply(b"first", last=False))

@@ -42,6 +42,8 @@ _KNOWN_BEFORE = "a caller whose token was good before"
 _LOCAL_ID = re.compile(r"fj_[0-9a-z]{16}(?=_)")
 _log = logging.getLogger(__name__)
 _SALT = secrets.token_bytes(16)
+VERDICTS = (Denied, NotFound, Unauthenticated)
+"""Refusals that concern the caller; any other error concerns the platform and is not remembered."""
 Key = tuple[bytes, str, bytes]
 """A digest of the Authorization (tokens are not kept in memory longer than somebody asks), the endpoint's name, and the
 purpose."""
@@ -181,6 +183,9 @@ class Callers:
                 self._enter(actor, key)
         except FalajError as error:
             refused = error
+        except Exception:  # noqa: BLE001 - a lookup that never ends would keep its caller waiting for good
+            _log.exception("the lookup of a caller failed")
+            refused = Unavailable("the caller could not be looked up", "try again shortly")
         caller = Caller(actor, key[1], time.monotonic(), refused)
         self._loop.call_soon_threadsafe(self._tell, key, caller)
 
@@ -193,8 +198,7 @@ class Callers:
 
     def _tell(self, key: Key, caller: Caller) -> None:
         refused = caller.refused
-        # Something of ours that does not answer is no verdict about the caller.
-        if refused is None or isinstance(refused, (Denied, NotFound, Unauthenticated)):
+        if refused is None or isinstance(refused, VERDICTS):
             _put(self._refused if refused else self._known, key, caller)
             (self._known if refused else self._refused).pop(key, None)
             if isinstance(refused, Unauthenticated):

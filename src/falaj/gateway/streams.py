@@ -1,8 +1,9 @@
 """Ends streams whose caller may no longer call: a stream may last for hours, a decision about its caller one second."""
 
 from collections.abc import Mapping
+from functools import partial
 
-from falaj.gateway.callers import Callers, Key, key_of
+from falaj.gateway.callers import VERDICTS, Caller, Callers, Key, key_of
 from falaj.gateway.protocols import GrpcPassing
 from falaj.oip.hpack_cache import STREAMING
 
@@ -34,11 +35,13 @@ class OpenStreams:
                 continue
             caller = self._callers.known(key, authorization, now)
             if caller is None:
-                self._callers.ask(key, authorization, "", _ignore)
-            elif caller.refused is not None:
-                for message in messages:
-                    message.revoke(caller.refused)
+                # The answer is used when it comes: at the next check it may have expired again on a loaded machine.
+                caller = self._callers.ask(key, authorization, "", partial(self._revoke_messages, key))
+            if caller is not None:
+                self._revoke_messages(key, caller)
 
-
-def _ignore(_: object) -> None:
-    """The outcome is looked up at the next check."""
+    def _revoke_messages(self, key: Key, caller: Caller) -> None:
+        """End the messages of a caller who was refused."""
+        if isinstance(caller.refused, VERDICTS) and key in self._by_caller:
+            for message in self._by_caller.pop(key)[1]:
+                message.revoke(caller.refused)

@@ -1,7 +1,8 @@
 """A gateway and the API in a process of its own, with a replica that echoes, for attacks over sockets.
 
 The process prints its addresses and tokens as one JSON line, then obeys words on standard input: `suspend NAME`,
-`resume NAME`, `roles NAME ROLE`. It ends when its standard input does.
+`resume NAME`, `roles NAME ROLE`, `reset hanging` and `await hanging` (until the replica holds a message since the
+reset that it does not answer). It ends when its standard input does.
 """
 
 import json
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,7 +108,8 @@ def _main(home: str) -> None:
     from tests.gateway.stand_in import Ground, Replica
 
     ground = Ground(Path(home), sample=0.0)
-    ground.add(Replica(ground.loop))
+    replica = Replica(ground.loop)
+    ground.add(replica)
     doors = ground.open()
     started: dict[str, Any] = {"tokens": ground.town.tokens}
     for name, address in (("http", doors.http.rpartition("/")[2]), ("grpc", doors.grpc)):
@@ -118,7 +121,12 @@ def _main(home: str) -> None:
         admin = ground.town.as_("fatima")
         for line in sys.stdin:
             word, name, *more = line.split()
-            if word == "roles":
+            if word == "reset":
+                replica.echo.hanging = 0
+            elif word == "await":
+                while not replica.echo.hanging:
+                    time.sleep(0.01)
+            elif word == "roles":
                 admin.people.change(name, roles=tuple(more))
             else:
                 getattr(admin.people, word)(name)

@@ -269,14 +269,17 @@ def test_a_stream_of_a_caller_who_may_no_longer_call_ends(gateway: GatewayProces
     request = pb.ModelInferRequest(model_name="fraud.score", id="hang").SerializeToString()
     with grpc_client(gateway) as client:
         token = bearer(gateway.tokens["mona"])
+        gateway.order("reset hanging")
         stream = client.ask(None, "ModelStreamInfer", token, end=False)
         client.give(stream, message(request), end=False)
-        client.ping()
+        gateway.order("await hanging")
         gateway.order(order)
-        assert client.answer(stream).status in (7, 16)
-        unary = client.ask(request, "ModelInfer", token)
-        assert client.answer(unary).status in (7, 16)
-    gateway.order(back)
+        try:
+            assert client.answer(stream).status in (7, 16)
+            unary = client.ask(request, "ModelInfer", token)
+            assert client.answer(unary).status in (7, 16)
+        finally:
+            gateway.order(back)
     until(lambda: call(gateway, gateway.tokens["mona"]).status_code == 200)
 
 
@@ -291,8 +294,10 @@ def test_a_keep_alive_connection_of_a_suspended_caller_is_refused(gateway: Gatew
             connection.sendall(request)
             return read_status(connection) == 401
 
-        until(refused, 5.0)
-    gateway.order("resume mona")
+        try:
+            until(refused, 5.0)
+        finally:
+            gateway.order("resume mona")
 
 
 def test_refused_requests_leave_nothing_behind(gateway: GatewayProcess) -> None:
