@@ -43,7 +43,10 @@ class InlinePool:
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         future: Future[Any] = Future()
-        future.set_result(work(*arguments))
+        try:
+            future.set_result(work(*arguments))
+        except RuntimeError as error:
+            future.set_exception(error)
         return future
 
 

@@ -176,18 +176,20 @@ class Callers:
     def _found(self, key: Key, authorization: bytes) -> None:
         """In a thread."""
         actor: Actor | None = None
-        refused: FalajError | None = None
+        refused: FalajError | None = Unavailable("the caller could not be looked up", "try again shortly")
         try:
             actor = self._house.authenticate(_bearer(authorization))
             if key[1]:
                 self._enter(actor, key)
+            refused = None
         except FalajError as error:
             refused = error
-        except Exception:  # noqa: BLE001 - a lookup that never ends would keep its caller waiting for good
+        except Exception:
             _log.exception("the lookup of a caller failed")
-            refused = Unavailable("the caller could not be looked up", "try again shortly")
-        caller = Caller(actor, key[1], time.monotonic(), refused)
-        self._loop.call_soon_threadsafe(self._tell, key, caller)
+            raise
+        finally:  # a lookup without an answer would keep its caller waiting for good
+            caller = Caller(actor, key[1], time.monotonic(), refused)
+            self._loop.call_soon_threadsafe(self._tell, key, caller)
 
     def _enter(self, actor: Actor, key: Key) -> None:
         ref = self._find((actor.tenant, key[1]))
