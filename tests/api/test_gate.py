@@ -170,3 +170,20 @@ def test_metrics_are_for_the_house_only(server: Server, http: httpx.Client) -> N
     got = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {HOUSE_TOKEN}"}, trust_env=False)
     assert got.status_code == 200
     assert "falaj_requests_total" in got.text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("falaj.example", b"200"), ("FALAJ.example", b"200"), ("falaj.example:{port}", b"200"),
+        ("api.example:8970", b"200"), ("models.example:8443", b"200"), ("127.0.0.1:{port}", b"200"),
+        ("api.example", b"421"), ("models.example", b"421"), ("falaj.example:1", b"421"), ("evil.example", b"421"),
+        ("localhost", b"421"),
+    ],
+)  # fmt: skip
+def test_configured_names_are_accepted_as_a_balancer_passes_them_on(host: str, status: bytes) -> None:
+    house = SmallHouse(hosts=("falaj.example", "api.example:8970"), url="https://models.example:8443/base")
+    with serving(house) as server:
+        name = host.replace("{port}", server.url.rpartition(":")[2])
+        answer = raw(server, f"GET /health HTTP/1.1\r\nhost: {name}\r\nconnection: close\r\n\r\n".encode())
+    assert answer.split(b" ")[1] == status

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
@@ -24,7 +25,7 @@ from falaj.api.connections import TlsListener
 from falaj.api.tls import load_chain, local_names, local_tls, server_context
 from falaj.core import garbage
 from falaj.core.errors import FalajError, Invalid, Unavailable
-from falaj.core.settings import Tls
+from falaj.core.settings import Settings, Tls
 
 if TYPE_CHECKING:
     from falaj.platform import House
@@ -212,7 +213,7 @@ def make_server(
     context = server_context(tls) if tls.cert else None
     bound = _bind(address)
     address = Address(address.host, bound.getsockname()[1])
-    app = App(house, _hosts(address, (*names, *settings.hosts)))
+    app = App(house, _list_hosts(address, names, settings))
     app.door = face(app) if face is not None else None
     config = uvicorn.Config(app, **_options())
     config.load()
@@ -261,12 +262,16 @@ def _bind(address: Address) -> socket.socket:
     return bound
 
 
-def _hosts(address: Address, names: tuple[str, ...]) -> set[str]:
-    """Every Host header that means us: each name with the port, and a name that carries its own (behind a proxy)."""
-    found = {address.named(name) for name in names if not _has_port(name)} | {name for name in names if _has_port(name)}
-    if address.port in (80, 443):
-        found |= set(names)
-    return found
+def _list_hosts(address: Address, local_names: tuple[str, ...], settings: Settings) -> set[str]:
+    """Every Host header that this server answers.
+
+    Names of the machine need the listening port. Names of the setting `hosts` and the authority of `url` are also
+    accepted as they are written: a client of a balancer on 443 sends the bare name, whatever port this server has.
+    """
+    url_authority = urlsplit(settings.url).netloc
+    configured = {*settings.hosts, url_authority} - {""}
+    hosts = configured | {address.named(name) for name in {*local_names, *configured} if not _has_port(name)}
+    return hosts | set(local_names) if address.port in (80, 443) else hosts
 
 
 def _has_port(name: str) -> bool:
