@@ -7,8 +7,11 @@ import pytest
 from falaj.comply import findings as looking
 from falaj.comply.census import KINDS
 from falaj.comply.figures import DAY_S, overdue, self_approvals, unreviewed
+from falaj.comply.gather import SOURCES
+from falaj.comply.records import Census
 from falaj.core.errors import Denied, NotFound
 from falaj.govern.copies import HOLDERS
+from falaj.govern.records import Misplaced
 from falaj.platform import HOLDERS as KEPT
 from tests.town import Town, refusal
 
@@ -33,6 +36,19 @@ def test_a_copy_that_became_unlawful_is_named(tmp_path: Path) -> None:
     told = [one for one in omar.audit.findings().findings if one.rule == "misplaced-copy"]
     assert [(one.severity, one.owner) for one in told] == [("high", "data-steward")]
     town.close()
+
+
+def test_an_unaccounted_object_is_a_low_finding_and_an_unlawful_copy_a_high_one(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stray = Misplaced("stored b3:12", "eu-west", ("unaccounted",), "in the store and in no ledger")
+    unlawful = Misplaced("blob:fraud/sample", "eu-west", ("class-ceiling", "unaccounted"), "above the zone's class")
+    census = Census(False, 2, 2, {"eu-west": 2}, {"blob": 2}, (stray, unlawful), ())
+    monkeypatch.setitem(SOURCES, "census.json", lambda _: [census])
+    findings = [finding for finding in town.as_("omar").audit.findings().findings if finding.rule == "misplaced-copy"]
+    assert {finding.about: finding.severity for finding in findings} == {
+        "stored b3:12 in eu-west": "low", "blob:fraud/sample in eu-west": "high",
+    }  # fmt: skip
 
 
 def test_nobody_reviews_their_own_access(town: Town) -> None:

@@ -126,7 +126,7 @@ def _placement(at: _Look) -> Iterator[Finding]:
         for one in row["misplaced"]:
             fix = "delete that copy, or have a grant approved: falaj audit census"
             about = f"{one['thing']} in {one['zone']}"
-            severity = "low" if one["rules"] == ["unaccounted"] else "high"
+            severity = "low" if set(one["rules"]) == {"unaccounted"} else "high"
             yield Finding(severity, "misplaced-copy", about, one["why"], "data-steward", 0.0, fix)
 
 
