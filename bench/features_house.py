@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from features_ground import CASES, KEYS, TIME, TTL_DAYS, VIEWS, checksum, every_name, names, report, turns
 
 import falaj
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.people import enroll, enroll_tenant
 
 HEAD = """

@@ -28,7 +28,7 @@ from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import Ask, Job, Queue, Role, Shape, Snapshot
 from falaj.simulator.engine import Engine
 from falaj.simulator.replan import replan
-from falaj.simulator.trace import Load, machines, read_muri, replayed, slots
+from falaj.simulator.trace import Load, machines, read_muri, replayed, slots, without_step_counts
 
 NODES = int(os.environ.get("NODES", "10000"))
 JOBS = int(os.environ.get("JOBS", "100000"))
@@ -157,11 +157,11 @@ def place() -> None:
     """Allocation on the openb traces, against FGD's published figures."""
     from tests.schedule import openb
 
-    for pods, published in (("default", 95.39), ("cpu050", 95.21)):
-        found = [openb.replay(pods, seed, openb.ours) for seed in range(42, 42 + SEEDS)]
-        bar(
-            f"openb_{pods}_percent", statistics.mean(found), published, at_least=True, note=f"FGD published {published}"
-        )
+    for pods in openb.pod_lists():
+        published = openb.PUBLISHED[pods]
+        percents = [openb.replay(pods, seed, openb.ours) for seed in range(42, 42 + SEEDS)]
+        note = f"FGD published {published}"
+        bar(f"openb_{pods}_percent", statistics.mean(percents), published, at_least=True, note=note)
 
 
 def simulate() -> None:
@@ -178,6 +178,12 @@ def simulate() -> None:
         bar(f"{name}_of_themis", ours.jct_mean / themis, 1.0, at_least=False, note=note)
         if name == "trace3":
             bar("trace3_of_srsf", ours.jct_mean / 185_022, 1.25, at_least=False)
+        trace = read_muri(TRACES / "muri" / f"{name}.csv")
+        blind = Engine(without_step_counts(trace)).run()
+        note = f"{blind.jct_mean:,.0f} s, {blind.evictions} evictions, no step counts declared"
+        bar(f"{name}_undeclared_of_themis", blind.jct_mean / themis, 1.0, at_least=False, note=note)
+        tail = replan(trace, "srtf").jct_p99
+        bar(f"{name}_undeclared_p99_of_srtf", blind.jct_p99 / tail, 1.1, at_least=False, note=f"{blind.jct_p99:,.0f} s")
     engine, began = Engine(months(82_247 * NODES // 10_000, NODES)), time.perf_counter()
     outcome = engine.run()
     took = time.perf_counter() - began

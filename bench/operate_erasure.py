@@ -37,6 +37,7 @@ from falaj.features.persons import part_of, parted  # noqa: E402
 from falaj.serve.blocks import Blocks, Whose  # noqa: E402
 from falaj.serve.journal import PREFIX, Logged  # noqa: E402
 from tests.infer import models  # noqa: E402
+from tests.privacy.erasures import erase_approved  # noqa: E402
 from tests.serve.ground import logged  # noqa: E402
 from tests.town import LABEL, Town  # noqa: E402
 
@@ -105,9 +106,9 @@ class Ground:
         self.amal.catalog.publish("dataset:fraud/accounts", str(there), label=LABEL)
 
     def erase(self, number: int) -> None:
-        """The whole request."""
+        """The whole request: the plan, its approval, the execution."""
         asked = self.salem.privacy.ask("erasure", name(number))
-        done = self.salem.privacy.erase(asked.ref, name(number))
+        done = erase_approved(self.town, asked.ref, name(number))
         if not done.ok:
             raise SystemExit(f"not erased: {done}")
 

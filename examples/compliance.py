@@ -38,7 +38,7 @@ def audit(url: str, regime: str, since: str) -> dict:
     lines = [{"severity": one.severity, "rule": one.rule, "about": one.about, "fix": one.fix} for one in found.findings]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (step.output("findings") / "findings.jsonl").write_text(text, encoding="utf-8")
-    return {"high": found.high, "medium": found.medium, "absent": list(pack.absent), "digest": pack.digest}
+    return {"high": found.high, "medium": found.medium, "not_shown": list(pack.not_shown), "digest": pack.digest}
 
 
 @step(cpus=0.1, memory="128MiB", cache=False)

@@ -143,18 +143,28 @@ def shared() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def unix_user() -> Iterator[str]:
     """Somebody with an account at the site, who is not us."""
-    if os.geteuid() != 0 or shutil.which("useradd") is None:
-        pytest.skip("only root can make a Unix user, and act as one without sudo")
-    name = f"falaj{uuid.uuid4().hex[:6]}"
-    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
-    yield name
-    subprocess.run(["userdel", name], check=False)
+    yield from _unix_account()
+
+
+@pytest.fixture(scope="module")
+def other_unix_user() -> Iterator[str]:
+    """A second person with an account at the site."""
+    yield from _unix_account()
 
 
 @pytest.fixture(scope="session")
 def ray_server() -> Iterator[RayServer]:
     """The Ray cluster shared by this process, three nodes: `address`, `token`, `tell("kill", "127.0.0.3")`."""
     yield from _running(RayServer)
+
+
+def _unix_account() -> Iterator[str]:
+    if os.geteuid() != 0 or shutil.which("useradd") is None:
+        pytest.skip("only root can make a Unix user, and act as one without sudo")
+    name = f"falaj{uuid.uuid4().hex[:6]}"
+    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
+    yield name
+    subprocess.run(["userdel", name], check=False)
 
 
 def _running(server: Callable[[], AbstractContextManager[Running]]) -> Iterator[Running]:

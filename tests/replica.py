@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import falaj
+from tests.people import register_officer
 from tests.servers.process import wait_until
 
 FALAJ = [sys.executable, "-m", "falaj"]
@@ -29,11 +30,11 @@ class Replica:
         tls: bool = False,
         listen: str = "127.0.0.1:0",
     ) -> None:
-        command = [*FALAJ, "up", "--at", str(home), "--listen", listen, "--log", "ERROR"]
+        command = [*FALAJ, "up", "--at", str(home), "--log", "ERROR", *(["--listen", listen] if listen else [])]
         command += ["--tls"] if tls else []
         self._ca = {"ca": str(home / "tls" / "ca.pem")} if tls else {}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
-        self.url = self.token = ""
+        self.url = self.token = self.officer_code = ""
         self._open: list[Any] = []
         self._heard = threading.Event()
         self._first = first
@@ -46,6 +47,7 @@ class Replica:
         for line in self.process.stdout:
             self.url = self.url or _found(r"https?://\S+", line)
             self.token = self.token or _found(r"fj_\w{16}_\S{43}", line)
+            self.officer_code = self.officer_code or _found(r"fje_\w{16}_\S{43}", line)
             if self.url and (self.token or not self._first):
                 self._heard.set()
         self._heard.set()
@@ -54,6 +56,9 @@ class Replica:
         """The platform with this token, or the admin's."""
         platform = falaj.connect(self.url, token=token or self.token, **self._ca)
         self._open.append(platform)
+        if self.officer_code:
+            register_officer(platform, self.officer_code)
+            self.officer_code = ""
         return platform
 
     def kill(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from falaj.core.context import Actor
 from falaj.core.errors import FalajError
 from falaj.platform import House, Platform, load_settings
-from tests.people import enroll, enroll_tenant
+from tests.people import enroll, enroll_tenant, officer_token, register_officer
 
 TEAM = {
     "amal": "data-scientist",
@@ -34,8 +34,10 @@ class Town:
         admin.zones.add("eu-west", "IE-D", "IE", regimes=("EU-GDPR",), max_class=2, store=store)
         for tenant, boss in (("bank", "fatima"), ("clinic", "yusuf")):
             self.tokens[boss] = enroll_tenant(admin, tenant, boss)
+        register_officer(admin, self.house.appoint_first_officer())
         for name, role in TEAM.items():
             self.tokens[name] = enroll(self.as_("fatima"), name, (role,), jurisdiction="AE")
+        self.tokens["officer"] = officer_token(self.as_("fatima"))
         self.tokens["sara"] = enroll(self.as_("yusuf"), "sara", ("data-scientist",), jurisdiction="AE")
 
     def actor(self, name: str) -> Actor:

@@ -37,8 +37,8 @@ DESKS: dict[str, Desk] = {
             "read": "open",
             "write": "begin commit confirm describe annotate tag untag inspect promote rollback attest pin unpin",
             "move": "copy carry",
-            "govern": "require hold release",
-            "erase": "delete",
+            "govern": "require hold release record_event",
+            "erase": "delete restrict lift",
         },
         ("dataset", "model", "code"),
         (
@@ -76,13 +76,21 @@ DESKS: dict[str, Desk] = {
         "falaj.jobs.service:Jobs",
         "Programs on clusters: submit, follow, cancel, and why one waits",
         {
-            "see": "list show why usage figures",
+            "see": "list show why usage figures overview",
             "read": "logs",
-            "write": "add cancel retry change loosen tell",
+            "write": "add retry change loosen tell",
+            "control": "cancel hold release requeue control",
             "operate": "history",
         },
         ("job",),
-        ("falaj.jobs.errands", "falaj.jobs.report", "falaj.jobs.simulate", "falaj.jobs.top"),
+        (
+            "falaj.jobs.errands",
+            "falaj.jobs.array",
+            "falaj.jobs.bulk",
+            "falaj.jobs.report",
+            "falaj.jobs.simulate",
+            "falaj.jobs.top",
+        ),
     ),
     "train": Desk(
         "falaj.study.training:Training",
@@ -103,7 +111,7 @@ DESKS: dict[str, Desk] = {
         "Features: one definition for training and serving, right at every moment",
         {
             "see": "list show about plan users bound",
-            "read": "open read rows pseudonyms samples",
+            "read": "open unlock read rows pseudonyms samples",
             "write": "define begin record merge append fill rekey sample",
             "erase": "forget replace",
         },
@@ -116,7 +124,8 @@ DESKS: dict[str, Desk] = {
         {
             "see": "list show verdict loads traffic",
             "read": "enter logs",
-            "write": "add scale change rollback stop start promote label absorb batch",
+            "write": "add change promote label absorb batch",
+            "control": "scale rollback stop start",
             "move": "pack",
             "erase": "remove forget",
         },
@@ -129,7 +138,8 @@ DESKS: dict[str, Desk] = {
         {
             "see": "list show windows verdicts incidents incident challenge",
             "read": "figures",
-            "write": "add change remove pause resume acknowledge resolve note",
+            "write": "add change remove pause resume note",
+            "control": "acknowledge resolve",
         },
         (),
         ("falaj.monitor.errands", "falaj.monitor.replay"),
@@ -139,7 +149,8 @@ DESKS: dict[str, Desk] = {
         "Flows: pipelines on jobs, schedules, triggers, webhooks",
         {
             "see": "list show runs look triggers hear schedules hooks deliveries knocks",
-            "write": "add start retry cancel on off schedule unschedule hook unhook redeliver ping listen mute knock",
+            "write": "add start retry on off schedule unschedule hook unhook listen mute knock",
+            "control": "cancel redeliver ping",
             "erase": "remove",
         },
         ("flow",),
@@ -149,17 +160,26 @@ DESKS: dict[str, Desk] = {
         "falaj.privacy.service:Privacy",
         "People: purposes, consent, what they ask for, erasure with proof, breaches, assessments",
         {
-            "see": "purposes purpose consents requests request certificate breaches breach assessments",
+            "see": (
+                "purposes purpose consents requests request certificate breaches breach assessments plan retained "
+                "organisation"
+            ),
             "read": "refused pseudonym",
-            "write": "consent withdraw ask extend answer refuse close sign report notify settle assess",
-            "govern": "add_purpose change_purpose",
+            "write": (
+                "consent withdraw ask extend stop_clock resume_clock answer refuse close sign report notify settle "
+                "assess"
+            ),
+            "govern": "add_purpose change_purpose set_organisation",
             "approve": "decide approve",
-            "erase": "restrict lift bar shred step certify",
+            "erase": (
+                "restrict lift bar record_plan check_items start_erasure shred step settle_record redact_record "
+                "delete_job_files retain certify search disclose"
+            ),
         },
         (),
         (
             *("falaj.privacy.erasing", "falaj.privacy.access", "falaj.privacy.ropa", "falaj.privacy.reach"),
-            "falaj.privacy.marks",
+            *("falaj.privacy.marks", "falaj.privacy.print_commands"),
         ),
     ),
     "clusters": Desk(
@@ -180,7 +200,7 @@ DESKS: dict[str, Desk] = {
     "queues": Desk(
         "falaj.fleet.queues:Queues",
         "Who gets how much: guarantees, limits, weights, budgets",
-        {"see": "list show", "operate": "add change remove replace"},
+        {"see": "list show", "operate": "add change remove replace hold drain release"},
         ("queue",),
         ("falaj.fleet.errands",),
     ),
@@ -203,8 +223,8 @@ DESKS: dict[str, Desk] = {
         "Tenants, people, service accounts, their roles and tokens",
         {
             "see": "list show enroll token renew whoami exchange",
-            "govern": "add_tenant suspend_tenant resume_tenant list_tenants add change suspend resume remove reset "
-            "revoke revoke_run trust distrust",
+            "govern": "add_tenant appoint_officer suspend_tenant resume_tenant list_tenants add change suspend resume "
+            "remove reset revoke revoke_run trust distrust",
         },
         ("person",),
     ),
@@ -224,11 +244,18 @@ DESKS: dict[str, Desk] = {
             "audit": "copies",
         },
         ("zone",),
+        ("falaj.govern.transfer_command",),
     ),
     "approvals": Desk(
         "falaj.govern.approvals:Approvals",
         "Four eyes: ask, give, refuse, over exact digests",
-        {"see": "show list", "write": "ask", "approve": "give refuse"},
+        {
+            "see": "show list documents notices",
+            "read": "open_document",
+            "write": "ask add_document confirm",
+            "approve": "give refuse",
+            "erase": "remove_document",
+        },
         ("approval",),
     ),
     "keys": Desk(
@@ -250,7 +277,7 @@ DESKS: dict[str, Desk] = {
             "see": "verifier lineage draw impact",
             "govern": "enrol",
             "audit": "log show watch prove consistency checkpoints seal export verify check cosign unfinished "
-            "attest answer answers",
+            "attest answer answers timestamps clocks",
         },
         ("event",),
         ("falaj.comply.errands",),

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,36 +15,43 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from falaj.bound import BoundDesk, HouseBytes
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errand import Progress, Silence
-from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
 from falaj.core.event import new_id
 from falaj.core.garbage import seldom
+from falaj.core.health import DependencyMonitor, probe
 from falaj.core.label import Label
 from falaj.core.online import tenant_address
 from falaj.core.permit import PermitDesk, Ticket
 from falaj.core.ports import Blobs, Identity, Online, Series
 from falaj.core.ref import Ref
 from falaj.core.settings import Oidc, Settings, read_settings
-from falaj.core.verb import Verb, groups_of, verb_of
+from falaj.core.verb import Verb, verb_of
 from falaj.desks import DESKS, actions, desk_class
 from falaj.govern.accounts import Accounts
 from falaj.govern.approvals import Approvals
+from falaj.govern.destruction import DestructionChecks
+from falaj.govern.folder_owner import identify_folder_owner
 from falaj.govern.guard import Guard
 from falaj.govern.keys import Keyring
+from falaj.govern.legal_calendars import load_calendars
 from falaj.govern.manifest import first_zone
 from falaj.govern.policy import Authorizer
 from falaj.govern.policy_desk import Policy
 from falaj.govern.regimes import Regimes
-from falaj.govern.roles import ORDINARY
+from falaj.govern.role_confirmation import RoleConfirmation
+from falaj.govern.service_table import ServiceTable
 from falaj.govern.sign_ins import SignIns
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
 from falaj.plugins import plugin
 from falaj.store.blobs import BlobStore
+from falaj.store.fence import CopyFence
 from falaj.store.ledger import Ledger
 from falaj.store.transfer import Transfers
 
 if TYPE_CHECKING:
     # A desk's module is loaded when somebody first speaks to it; a command that asks one desk does not wait for all.
+    from falaj.asof.encrypted_online import EncryptedOnline
     from falaj.audit.service import Audit
     from falaj.catalog.service import Catalog
     from falaj.core.replica import Replica
@@ -56,7 +62,7 @@ if TYPE_CHECKING:
     from falaj.store.service import Storage
     from falaj.track.service import Track
 
-HOLDERS = ("blob", "dataset", "model", "code", "artifact")
+HOLDERS = ("blob", "dataset", "model", "code", "artifact", "document")
 """Every kind of record that keeps bytes alive by the digests in its terms."""
 T = TypeVar("T")
 
@@ -92,42 +98,16 @@ def load_settings(home: str = "", overrides: Mapping[str, Any] | None = None) ->
 def restore_into(settings: Settings, path: str, progress: "Restoring | None" = None) -> "BackupReport":
     """Bring a backup into the empty store these settings name; no house stands on it yet."""
     from falaj.store.backup import restore
+    from falaj.store.fence import raise_fence
 
     Path(settings.home).mkdir(mode=0o700, parents=True, exist_ok=True)
     ledger = Ledger(_opened("store", settings.at(settings.store), {}))
     try:
-        return restore(ledger, path, progress)
+        report = restore(ledger, path, progress)
+        raise_fence(ledger, path, time.time())
+        return report
     finally:
         ledger.close()
-
-
-class Desks(Mapping[str, Any]):
-    """The desks of a house. One that is given by what it is made of is made, once, when it is first spoken to."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-        self._lock = RLock()
-        self.open: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.open:
-            with self._lock:
-                if name not in self.open:
-                    self.open[name] = self._made(name, self._given[name])
-        return self.open[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
-
-    def __len__(self) -> int:
-        return len(self._given)
-
-    def _made(self, name: str, given: Any) -> Any:
-        desk = desk_class(name)
-        # Policy decides by the list; a desk whose marks say something else would be judged by other rules than its own.
-        if groups_of(desk) != DESKS[name].groups:
-            raise Corrupt(f"the desk {name} is not as the list of desks says", "install the package anew")
-        return desk(*given()) if callable(given) else given
 
 
 class House:
@@ -148,11 +128,13 @@ class House:
         self.keyring.warm()
         self._stores: dict[str, Blobs] = {}
         self._measured: Series | None = None
-        self._online_stores: dict[str, Online] = {}
+        self._online_stores: dict[str, EncryptedOnline] = {}
         self._identities: list[Identity] = []
         self._opening = RLock()
         self._loops: Loops | None = None
         self._presence: Presence | None = None
+        self.dependencies = DependencyMonitor(self._dependency_checks())
+        self.fence = CopyFence(self.ledger)
         self._build()
 
     def _build(self) -> None:
@@ -166,33 +148,42 @@ class House:
         self.blobs = BlobStore(ledger, self._zone_store, keyring, permits)
         authorizer = Authorizer(actions())
         policy = Policy(ledger, authorizer, settings.zone, self.accounts.standing)
-        approvals = Approvals(ledger, self.accounts.person_of)
-        self.zones = Zones(ledger, regimes, approvals)
+        approvals = Approvals(ledger, self.accounts.person_of, self.blobs)
+        confirmation = RoleConfirmation(self.accounts, approvals)
+        self.zones = Zones(ledger, regimes, approvals, partial(load_calendars, settings.regimes))
+        destruction = DestructionChecks(ledger, self.zones, approvals, keyring)
         self.transfers = Transfers(self.blobs, permits, self._authorize_transfer)
-        self.desks: Desks = Desks(
+        self.desks: ServiceTable = ServiceTable(
             {
-                "catalog": lambda: (ledger, self.blobs, self.transfers, approvals, keyring, settings.registries),
+                "catalog": lambda: (
+                    *(ledger, self.blobs, self.transfers, approvals, keyring, settings.registries),
+                    self.zones,
+                ),
                 "track": lambda: (ledger, self.blobs, self._series(), self.catalog),
                 "outputs": lambda: (ledger, self.track),
                 "store": lambda: (ledger, self.blobs, self._collector(), self._kept()),
-                "people": lambda: (ledger, self.accounts, self.workloads, self._issuer, approvals),
+                "people": lambda: (ledger, self.accounts, self.workloads, self._issuer, approvals, confirmation),
                 "policy": policy,
                 "zones": self.zones,
                 "approvals": approvals,
                 "keys": lambda: (ledger, self._rotations(), settings.secrets.partition(":")[0]),
                 "secrets": lambda: (ledger, keyring),
-                "audit": lambda: (ledger, keyring, settings.installation),
-                "clusters": lambda: (ledger, partial(_opened, "executor"), self._secret, settings, self._series),
+                "audit": lambda: (ledger, keyring, settings.installation, partial(self._zone_store, settings.zone)),
+                "clusters": lambda: (ledger, self._open_executor, self._secret, settings, self._series),
                 "agents": lambda: (ledger, partial(plugin("authority", "local"), settings.home)),
-                **dict.fromkeys(("queues", "traces"), lambda: (ledger,)),
+                "queues": lambda: (ledger,),
+                "traces": lambda: (ledger, destruction),
                 "jobs": lambda: (ledger, self.desks["clusters"], self.track, self._staging()),
                 "train": tuple,
                 "sweeps": lambda: (ledger, self.desks["jobs"], self.track, self.catalog),
-                "features": lambda: (ledger, partial(Platform, self), self._series, self.online, keyring),
+                "features": lambda: (
+                    *(ledger, partial(Platform, self), self._series, self.online, keyring),
+                    destruction,
+                ),
                 "serve": lambda: (ledger, self.desks["jobs"], self.catalog, *self._serving(), keyring, settings),
                 "monitor": lambda: (ledger, self.desks["serve"], *self._serving(), keyring),
                 "flows": lambda: (ledger, self.desks["jobs"], partial(Platform, self), keyring, settings),
-                "privacy": lambda: (ledger, keyring, self.zones, self.audit, self.online),
+                "privacy": lambda: (ledger, keyring, self.zones, self.audit, self.online, approvals, self._estate()),
             }
         )
         self.guard = Guard(ledger, authorizer, self.zones, permits, self.accounts.standing, step_up=settings.step_up)
@@ -229,9 +220,24 @@ class House:
         issued = _first(lambda: self.accounts.found(self.system()))
         return issued.token if issued else ""
 
+    def appoint_first_officer(self) -> str:
+        """The enrolment code of the installation's security officer, at the first start that others can reach; else
+        empty."""
+        from falaj.fleet.sandbox import is_single_user
+
+        with self.ledger.read(self.system()) as tx:
+            if is_single_user(self.settings, tx):
+                return ""
+        people = self.desks["people"]
+        return str(_first(lambda: people.appoint_first_officer(self.system())))
+
     def call(self, desk: str, verb: str, ctx: Context, arguments: Mapping[str, Any]) -> Any:
         """One verb for one caller, through the guard; arguments are typed already."""
         return self.guard.call(desk, self.desks[desk], verb_of(desk_class(desk), verb), ctx, arguments)
+
+    def check(self, desk: str, verb: str, ctx: Context, arguments: Mapping[str, Any]) -> None:
+        """Raise what forbids a call as accounts, roles and policies are at this moment; nothing is called."""
+        self.guard.check(desk, verb_of(desk_class(desk), verb), ctx, arguments)
 
     def _authorize_transfer(self, ctx: Context, ticket: Ticket) -> None:
         """Raise what forbids the holder of a ticket, as their account and the rules are now, to go on using it."""
@@ -240,7 +246,7 @@ class House:
             label = Label.parse(json.loads(ticket.label)) if ticket.label else None
             verb, given = "begin", {**given, "zone": ticket.zone, "label": label}
         current = replace(ctx, actor=self.accounts.refresh(ctx.actor), purpose=ticket.purpose)
-        self.guard.check("catalog", verb_of(desk_class("catalog"), verb), current, given)
+        self.check("catalog", verb, current, given)
 
     def authenticate(self, token: str) -> Actor:
         """Who a bearer token is, or Unauthenticated."""
@@ -267,34 +273,12 @@ class House:
 
     def owner(self) -> Actor:
         """The operating-system user, who owns the folder and with it everything embedded in it."""
-        if Path(self.settings.home).stat().st_uid != os.getuid():
-            raise Denied("this folder belongs to another user", "use a folder of your own, or a token")
-        name = "uid"
-        with suppress(KeyError):
-            name = pwd.getpwuid(os.getuid()).pw_name
-        return Actor(
-            f"os-{name}",
-            HOUSE,
-            roles=ORDINARY,
-            subject=f"os:{os.getuid()}",
-            jurisdiction=self.settings.jurisdiction,
-            strong=True,
-            owns_folder=True,
-        )
+        return identify_folder_owner(self.settings.home, self.settings.jurisdiction)
 
     def deny(self, ctx: Context | None, path: str, reason: str) -> None:
         """Record that somebody was turned away at the door."""
         who = ctx or self.context(Actor("anonymous", HOUSE, kind="guest"))
         self.guard.record_denial(who, path, Denied(reason))
-
-    def ready(self) -> dict[str, bool]:
-        """Which of the things we stand on answer."""
-        return {
-            "store": _answers(self._try_store),
-            "blobs": _answers(self._try_blobs),
-            "keys": _answers(self._try_keys),
-            **({"version": self._presence.welcome} if self._presence is not None else {}),
-        }
 
     def join(self, role: str, at: str) -> None:
         """Be seen by the other replicas on the same store, as what answers there."""
@@ -318,6 +302,8 @@ class House:
         from falaj.store.upkeep import CollectLoop, ScrubLoop
 
         self._providers()  # a server that cannot know anybody says so when it starts
+        if self.fence.holds_back(self.start_loops):
+            return
         self.desks["clusters"].check_sandbox(self.system())
         collector = self.storage.collector
         steps: list[Loop] = [
@@ -332,10 +318,12 @@ class House:
         ]
         if self.settings.backup.to:
             steps.append(BackupLoop(self._kept()))
+        steps += self.audit.timestamp_loops(self.settings.timestamp)
         self._start(steps)
 
     def stop_loops(self) -> None:
         """Let every loop end its step."""
+        self.fence.stop()
         if self._loops is not None:
             self._loops.stop()
             self._loops = None
@@ -350,6 +338,7 @@ class House:
         if self._loops is not None:
             yield
             return
+        self.fence.check()
         self._start(self._jobs_loops())
         try:
             with seldom():
@@ -393,6 +382,7 @@ class House:
     def close(self) -> None:
         """Close what was opened. What was acknowledged is durable already."""
         self.stop_loops()
+        self.dependencies.stop()
         if self._presence is not None:
             self._presence.stop()
         self.guard.close()
@@ -430,15 +420,25 @@ class House:
             self._measured = self._measured or _opened("series", self.settings.series_url, {})
             return self._measured
 
-    def online(self, tenant: str) -> Online:
-        """The online feature store of one tenant; opened at the first read or write."""
+    def online(self, tenant: str) -> "EncryptedOnline":
+        """The online feature store of one tenant, encrypted with its keys; opened at the first read or write."""
         store = self._online_stores.get(tenant)
         if store is None:
             address = tenant_address(self.settings.at(self.settings.online), tenant)
             with self._opening:
-                store = self._online_stores.get(tenant) or _opened("online", address, {})
+                store = self._online_stores.get(tenant) or self._open_online(address, tenant)
                 self._online_stores[tenant] = store
         return store
+
+    def _open_online(self, address: str, tenant: str) -> "EncryptedOnline":
+        from falaj.asof.encrypted_online import EncryptedOnline
+
+        return EncryptedOnline(_opened("online", address, {}), partial(self.keyring.online_keys, tenant))
+
+    def _open_executor(self, url: str, options: Mapping[str, Any]) -> Any:
+        """What speaks to a cluster; a fenced copy reaches none."""
+        self.fence.check()
+        return _opened("executor", url, options)
 
     def _secret(self, ctx: Context, reference: str) -> bytes:
         """A secret by reference, for a room that needs it now."""
@@ -455,6 +455,12 @@ class House:
         act = partial(Platform, self)
         alone = partial(is_single_user, self.settings)
         return Staging(self.ledger, self.zones, act, self._secret, self.workloads, self.settings.url, alone)
+
+    def _estate(self) -> Any:
+        """What a search for a person reads from."""
+        from falaj.privacy.search.estate import Estate
+
+        return Estate(self.ledger, self.blobs, self._series, self.desks.__getitem__, self._collector)
 
     def _rotations(self) -> Any:
         from falaj.govern.rotation import Rotations
@@ -491,14 +497,27 @@ class House:
             raise Denied(f"this installation does not call {url[:200]}", hint)
         return _opened("identity", f"oidc:{url}", {"oidc": Oidc(issuer=url)})
 
-    def _try_store(self) -> None:
-        self.ledger.tail(limit=1)
+    def _dependency_checks(self) -> dict[str, Callable[[], object]]:
+        """What this process depends on, and how each dependency is checked."""
+        checks: dict[str, Callable[[], object]] = {
+            "store": self.ledger.probe,
+            "version": self._check_version,
+            "blobs": self._check_blobs,
+            "keys": self.keyring.permit_key,
+        }
+        if self.settings.online.startswith("redis"):
+            checks["online"] = lambda: probe(self.online(HOUSE))
+        return checks
 
-    def _try_blobs(self) -> None:
-        self._zone_store(self.settings.zone).stat(["ready"])
+    def _check_version(self) -> None:
+        if self._presence is not None and not self._presence.welcome:
+            raise Unavailable("the store's schema went on without this version", "upgrade this replica")
 
-    def _try_keys(self) -> None:
-        self.keyring.permit_key()
+    def _check_blobs(self) -> None:
+        store = self._zone_store(self.settings.zone)
+        store = getattr(store, "inner", store)
+        if not probe(store):
+            store.stat(["ready"])
 
 
 class Platform:
@@ -564,14 +583,6 @@ def _first(make: Callable[[], T], tries: int = 10) -> T:
         with suppress(Conflict):
             return make()
     return make()
-
-
-def _answers(ask: Callable[[], None]) -> bool:
-    try:
-        ask()
-    except FalajError:
-        return False
-    return True
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

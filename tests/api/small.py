@@ -6,7 +6,7 @@ What needs the real guard, ledger and desks is tested against the real house, in
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from falaj.api.server import Server, make_server
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.errors import FalajError, Unauthenticated
 from falaj.core.event import Event
+from falaj.core.health import DependencyMonitor
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
@@ -175,6 +176,9 @@ class SmallLedger:
     def logs(self) -> list[tuple[str, str]]:
         return []
 
+    def polling(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def on_commit(self, callback: Callable[[], None]) -> None:
         self._wake.append(callback)
 
@@ -203,6 +207,8 @@ class SmallHouse:
         self.denials: list[tuple[str, str]] = []
         self.tokens = dict(TOKENS)
         self.asked = 0
+        self.dependencies = DependencyMonitor({"store": lambda: None})
+        self.fence = SimpleNamespace(is_up=False, origin="")
 
     def authenticate(self, token: str) -> Actor:
         self.asked += 1
@@ -220,11 +226,12 @@ class SmallHouse:
         assert name in verbs_of(type(room))
         return getattr(room, name)(ctx, **arguments)
 
+    def check(self, desk: str, name: str, ctx: Context, arguments: Mapping[str, Any]) -> None:
+        del ctx, arguments
+        assert name in verbs_of(type(self.desks[desk]))
+
     def deny(self, ctx: Context | None, path: str, reason: str) -> None:
         self.denials.append((ctx.actor.id if ctx else "", path))
-
-    def ready(self) -> dict[str, bool]:
-        return {"store": True}
 
     def system(self) -> Context:
         return self.context(Actor("falaj", HOUSE))

@@ -118,7 +118,7 @@ def test_rates_are_counted_for_each_caller() -> None:
 def test_false_tokens_lock_out_nobody_at_the_same_address(
     house: SmallHouse, server: Server, anonymous: httpx.Client, http: httpx.Client
 ) -> None:
-    codes = [anonymous.get("/ready", headers={"authorization": f"Bearer guess-{n}"}).status_code for n in range(50)]
+    codes = [anonymous.get("/status", headers={"authorization": f"Bearer guess-{n}"}).status_code for n in range(50)]
     assert set(codes) == {401}
     assert http.post("/v1/echo/nothing").status_code == 200
     server.app.gate.forget()

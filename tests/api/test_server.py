@@ -43,7 +43,7 @@ def going(house: SmallHouse) -> Iterator[tuple[Server, httpx.Client, Callable[[]
 
 def test_it_says_that_it_goes_and_answers_on() -> None:
     with going(SmallHouse(limits=FREE, drain_s=600.0)) as (server, http, go, left):
-        assert http.get("/ready").json() == {"store": True}
+        assert http.get("/status").json()["ready"] is True
         anybody = httpx.get(f"{server.url}/ready", trust_env=False)
         assert (anybody.status_code, anybody.json()) == (200, {"ready": True})
         go()
@@ -104,6 +104,7 @@ def test_a_thread_that_has_something_to_say_does_not_wait_long_for_one_that_comp
     made = SimpleNamespace(url="", go=lambda *_: seen.append(sys.getswitchinterval()))
     monkeypatch.setattr(listener, "make_server", lambda *_, **__: (made, None))
     house: Any = SimpleNamespace(join=lambda *_: None, start_loops=lambda: None, stop_loops=lambda: None)
+    house.dependencies = SimpleNamespace(start=lambda: None)
     try:
         listener.serve(house)
     finally:

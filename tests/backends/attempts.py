@@ -22,7 +22,7 @@ while True: time.sleep(0.05)
 """
 
 
-def slots(*nodes: str, cpu: int = 1000, memory: int = 100) -> tuple[Slot, ...]:
+def slots(*nodes: str, cpu: int = 1000, memory: int = 1024) -> tuple[Slot, ...]:
     return tuple(Slot(index, node, amounts={"cpu": cpu, "memory": memory}) for index, node in enumerate(nodes))
 
 

@@ -1,5 +1,6 @@
 """The cage of attempts against programs that mean harm, and for those that mean none."""
 
+import ipaddress
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from tests.worker.slot import gone
 
 pytestmark = pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage")
 
+MAPPED_LOOPBACK = "::ffff:7f00:1"
+
 
 class Door(BaseHTTPRequestHandler):
     """Answers as the platform would: with the path that was asked for."""
@@ -42,7 +45,7 @@ class Door(BaseHTTPRequestHandler):
 @pytest.fixture
 def doors() -> Iterator[list[int]]:
     """The platform's port, and that of something else on this machine."""
-    made = [HTTPServer(("127.0.0.1", 0), Door) for _ in range(2)]
+    made = [HTTPServer(("", 0), Door) for _ in range(2)]  # at every address of the machine
     threads = [threading.Thread(target=one.serve_forever, daemon=True) for one in made]
     for thread in threads:
         thread.start()
@@ -152,6 +155,7 @@ tried("may say who", lambda: [os.getuid(), os.getgid(), os.getgroups()])
 
 def test_the_network_is_the_platform_and_what_an_operator_named(tmp_path: Path, doors: list[int]) -> None:
     platform, other = doors
+    own_number = str(int(ipaddress.ip_address(_own_address())))
     trials = f"""
 import urllib.request
 def get(url):
@@ -180,8 +184,11 @@ tried("may ask there in the clear", lambda: asked("GET", "http://127.0.0.1:{othe
 tried("by the proxy elsewhere", lambda: asked("CONNECT", "127.0.0.1:22"))
 tried("by the proxy to what a cloud tells", lambda: asked("GET", "http://169.254.169.254/latest/meta-data"))
 tried("by a name that leads inside", lambda: asked("CONNECT", "localhost:{other}"))
+tried("by an IPv6 name of an IPv4 address inside", lambda: asked("CONNECT", "[{MAPPED_LOOPBACK}]:{other}"))
+tried("by a name of the machine's own address", lambda: asked("CONNECT", "{own_number}:{other}"))
 """
-    told = {"platform": f"http://127.0.0.1:{platform}", "egress": f"127.0.0.1:{other},localhost:{other}"}
+    names = ("127.0.0.1", "localhost", MAPPED_LOOPBACK, own_number)
+    told = {"platform": f"http://127.0.0.1:{platform}", "egress": ",".join(f"{name}:{other}" for name in names)}
     with caged(tmp_path / "house", **told) as house:
         found = house.tried(trials)
         refused(found)
@@ -190,6 +197,11 @@ tried("by a name that leads inside", lambda: asked("CONNECT", "localhost:{other}
         made = next(house.root.glob("try-*"))
         notes = [fact["text"] for fact in house.executor.outbox(made.name)[0] if fact["kind"] == "note"]
     assert "the sandbox refused a connection to 169.254.169.254:80" in notes
+
+
+def test_platform_that_has_no_port_yet_opens_none(tmp_path: Path) -> None:
+    with caged(tmp_path / "house", platform="http://127.0.0.1:0") as house:
+        refused(house.tried('tried("the port of the web", lambda: connect("127.0.0.1", 80))'))
 
 
 def test_it_cannot_take_the_machine_with_it(tmp_path: Path) -> None:

@@ -3,11 +3,16 @@
 import json
 import socket
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from falaj.backends import process_cage
+from falaj.core.errors import Invalid
 from falaj.worker import cage_kernel
+from tests.backends.attempts import attempt, slots
 from tests.backends.cages import HOSTILE
 from tests.backends.test_cage import refused
 from tests.worker.slot import SlotUnderTest
@@ -90,22 +95,56 @@ tried("may answer", lambda: server.accept()[0].sendall(b"hello"))
     refused({name: (came, what) for name, came, what in map(json.loads, slot.log().splitlines())})
 
 
-def test_service_of_a_replica_is_reached_by_name_and_by_address(tmp_path: Path) -> None:
-    """As an online store is: programs inside use the address that the platform's settings have."""
-    with socket.create_server(("127.0.0.1", 0)) as store:
-        port = store.getsockname()[1]
+def test_job_connects_by_tcp_to_the_platform_and_the_proxy_alone(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as platform,
+        socket.create_server(("127.0.0.1", 0)) as declared,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        for listener in (declared, platform):
+            threading.Thread(target=_answer_once, args=(listener,), daemon=True).start()
         trials = f"""
-tried("may call by name", lambda: connect("localhost.localdomain", {port}))
-tried("may call by address", lambda: connect("127.0.0.1", {port}))
-tried("may call elsewhere", lambda: connect("10.98.76.54", {port}))
-tried("another port", lambda: connect("127.0.0.1", {port + 1}))
-tried("another port elsewhere", lambda: connect("10.98.76.54", {port + 1}))
-tried("another address", lambda: connect("10.98.76.55", {port}))
+from urllib.parse import urlsplit
+proxy = urlsplit(os.environ["HTTPS_PROXY"])
+def by_proxy(port):
+    with socket.create_connection((proxy.hostname, proxy.port), 10) as made:
+        made.sendall(f"CONNECT 127.0.0.1:{{port}} HTTP/1.1\\r\\n\\r\\n".encode())
+        answer = made.recv(64)
+        if b" 200 " not in answer: raise PermissionError(answer)
+        while b"hello" not in answer: answer += made.recv(64) or 1 / 0
+def datagram():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made: made.sendto(b"x", ("127.0.0.1", 53))
+tried("something else", lambda: connect("127.0.0.1", {other.getsockname()[1]}))
+tried("what a cloud tells", lambda: connect("169.254.169.254", 80))
+tried("the declared place without the proxy", lambda: connect("127.0.0.1", {declared.getsockname()[1]}))
+tried("something else by the proxy", lambda: by_proxy({other.getsockname()[1]}))
+tried("fast open", lambda: socket.socket().sendto(b"x", 0x20000000, ("127.0.0.1", {platform.getsockname()[1]})))
+tried("datagrams", datagram)
+tried("the platform's port taken", lambda: socket.socket().bind(("127.0.0.2", {platform.getsockname()[1]})))
+tried("may call the platform", lambda: socket.create_connection(("127.0.0.1", {platform.getsockname()[1]}), 10).recv(5))
+tried("may call what was declared by the proxy", lambda: by_proxy({declared.getsockname()[1]}))
 """
-        shown = sorted({sys.base_prefix, sys.prefix})
-        services = [["localhost.localdomain", port], ["127.0.0.1", port], ["10.98.76.54", port]]
-        cage = {"method": "namespaces", "uid": 1_900_000_000, "shown": shown, "services": services}
-        cage |= {"hidden": [str(Path("~root").expanduser())]}
+        cage = {"method": "landlock", "shown": sorted({sys.base_prefix, sys.prefix}), "network": "own"}
+        cage |= {"platform": list(platform.getsockname())}
+        cage |= {"egress": [f"127.0.0.1:{declared.getsockname()[1]}"]}
         slot = SlotUnderTest(tmp_path, sys.executable, "-c", HOSTILE + trials, cage=cage)
         assert slot.end()["code"] == 0, slot.log()
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
     refused({name: (came, what) for name, came, what in map(json.loads, slot.log().splitlines())})
+
+
+def test_ranks_that_could_not_meet_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_namespaces = replace(process_cage.powers(str(tmp_path)), network="")
+    monkeypatch.setattr(process_cage, "powers", lambda folder: without_namespaces)
+    ranks = attempt(slots("node-1", "node-1"), "pass", framework="torch")
+    with pytest.raises(Invalid, match="ranks of an attempt"):
+        process_cage.Cages({"sandbox": "best"}, tmp_path).documents(ranks, str(tmp_path))
+    opened = process_cage.Cages({"sandbox": "best", "tcp_ports": "any"}, tmp_path)
+    assert opened.documents(ranks, str(tmp_path))["cage"]["tcp_ports"] == "any"
+
+
+def _answer_once(listener: socket.socket) -> None:
+    with listener.accept()[0] as caller:
+        caller.sendall(b"hello")

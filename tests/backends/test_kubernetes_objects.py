@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falaj.backends.kubernetes_objects import PORT, belongings, launcher, name_of, service
-from falaj.backends.kubernetes_site import Site
+from falaj.backends.kubernetes_site import Site, site_of
 from falaj.core.errors import Invalid
 from falaj.core.execute import Attempt, Slot
 from tests.backends.attempts import attempt, slots
@@ -125,12 +125,27 @@ def test_a_pod_may_call_its_gang_dns_and_the_platform() -> None:
     mine = [{"podSelector": {"matchLabels": {"falaj.dev/attempt": name_of(one.id)}}}]
     gang, dns, outside = policy["egress"]
     assert (policy["ingress"], gang) == ([{"from": mine}], {"to": mine})
-    assert [port["port"] for port in dns["ports"]] == [53, 53]
+    kube_dns = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    assert dns == {"to": [kube_dns], "ports": [{"port": 53, "protocol": kind} for kind in ("UDP", "TCP")]}
     assert [to["ipBlock"]["cidr"] for to in outside["to"]] == ["10.1.2.3/32", "192.168.0.0/16"]
     (free,) = (
         found["spec"] for found in made(one, SITE._replace(egress=("open",))) if found["kind"] == "NetworkPolicy"
     )
     assert free["policyTypes"] == ["Ingress"]
+
+
+def test_pods_ask_only_the_dns_servers_that_the_cluster_names() -> None:
+    site = site_of("falaj", {"dns": "169.254.20.10,10.96.0.10/32", "image": "python:3.11"})
+    (policy,) = (found for found in made(asked(), site) if found["kind"] == "NetworkPolicy")
+    strictly(policy)
+    _, dns, _ = policy["spec"]["egress"]
+    assert dns["to"] == [{"ipBlock": {"cidr": block}} for block in ("10.96.0.10/32", "169.254.20.10/32")]
+    assert not [rule for rule in policy["spec"]["egress"] if not rule.get("to")], "a rule without `to` is any host"
+    with pytest.raises(Invalid, match="dns"):
+        site_of("falaj", {"dns": "open"})
 
 
 def test_the_context_says_where_each_slot_is() -> None:

@@ -10,7 +10,18 @@ import pytest
 from falaj.backends.slurm import SlurmExecutor
 from falaj.backends.slurm_site import node_facts, records
 from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Slot, Status, meeting_port
+from falaj.core.execute import (
+    FAILED,
+    LOST,
+    RUNNING,
+    SUCCEEDED,
+    UNKNOWN,
+    WAITING,
+    PersonRefused,
+    Slot,
+    Status,
+    meeting_port,
+)
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for, wait_for_line
 from tests.servers.process import Missing, wait_until
 from tests.servers.slurm import SlurmServer
@@ -145,16 +156,38 @@ def test_a_job_runs_as_its_user(slurm: SlurmExecutor, shared: Path, unix_user: s
     (shared / "slot-0.log").symlink_to("/etc/shadow")
     assert all("root:" not in line for line in slurm.logs(handle, 0).lines)
     for strange, said in (("no-such-user", "no Unix user"), ("daemon", "user of the system")):
-        with pytest.raises(Invalid, match=said):
+        with pytest.raises(PersonRefused, match=said):
             slurm.launch(replace(asked, id="other", user=strange))
+
+
+def test_a_person_of_the_identity_provider_runs_as_their_unix_user(
+    slurm_server: SlurmServer, shared: Path, unix_user: str
+) -> None:
+    slurm = _executor(slurm_server, users="loader=daemon,oidc.*=*")
+    program = "import os, pwd; print(pwd.getpwuid(os.geteuid()).pw_name, flush=True)"
+    handle = slurm.launch(attempt(slots("n1"), program, shared, user=f"oidc.{unix_user}"))
+    assert over(slurm, handle).phase == SUCCEEDED, slurm.logs(handle, 0)
+    assert slurm.logs(handle, 0).lines == (unix_user,)
+    for person, refusal in (("loader", "user of the system"), ("oidc.bin", "user of the system")):
+        with pytest.raises(PersonRefused, match=refusal):
+            slurm.launch(replace(attempt(slots("n1"), program, shared), id="other", user=person))
+
+
+def test_a_partition_that_does_not_admit_a_user_refuses_the_person_and_not_the_job(
+    slurm_server: SlurmServer, shared: Path, unix_user: str
+) -> None:
+    slurm_server.ask("scontrol", "create", "PartitionName=staff", "Nodes=n1", "AllowGroups=daemon")
+    asked = attempt(slots("n1"), HERE, shared, user=unix_user)
+    with pytest.raises(PersonRefused, match="not permitted"):
+        _executor(slurm_server).launch(replace(asked, options={"partition": "staff"}))
 
 
 def test_nobody_is_root_by_omission(slurm_server: SlurmServer, shared: Path) -> None:
     slurm = SlurmExecutor(slurm_server.address, {})
     asked = attempt(slots("n1"), HERE, shared)
-    with pytest.raises(Invalid, match="whose identity"):
+    with pytest.raises(PersonRefused, match="whose identity"):
         slurm.launch(asked)
-    with pytest.raises(Invalid, match="user of the system"):
+    with pytest.raises(PersonRefused, match="user of the system"):
         slurm.launch(replace(asked, user="root"))
 
 

@@ -10,6 +10,7 @@ from falaj.core.ref import Ref
 from falaj.store.collect import Collector
 from falaj.store.objects import find_object
 from tests.catalog.shelfhouse import approve, model, publish
+from tests.documents import keep_contract
 from tests.town import LABEL, Town, refusal
 
 
@@ -180,7 +181,7 @@ def test_a_copy_obeys_the_law_and_is_made_once(town: Town, name: str) -> None:
     assert isinstance(denied, Denied)
     assert "falaj zones grant" in denied.hint
     grant = town.as_("salem").zones.grant(
-        "AE-PDPL:23a", "ae-dubai", "eu-west", name, ("fraud",), {"contract": "sha256:" + "5f" * 32}
+        "AE-PDPL:23a", "ae-dubai", "eu-west", name, ("fraud",), keep_contract(town.as_("salem"))
     )
     for person in ("badr", "dana"):
         town.as_(person).approvals.give(str(grant.approval), grant.digest)

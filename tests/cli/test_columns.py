@@ -53,6 +53,11 @@ def test_approvals_are_a_table_of_what_is_asked_and_how_it_stands(capsys: pytest
     assert cell("asked", asked.asked) == "2027-01-15 08:00:00Z"
 
 
+def test_moments_of_reviews_zones_and_grants_are_dates() -> None:
+    names = ("last_used", "not_before", "valid_from", "valid_to")
+    assert {cell(name, 1_794_981_852.08316) for name in names} == {"2026-11-18 06:04:12Z"}
+
+
 def test_a_moment_that_nobody_knows_is_shown_as_nothing() -> None:
     assert [cell(name, 0.0) for name in ("starts_at", "ended_at", "ended", "price")] == ["", "", "", "0.0"]
 

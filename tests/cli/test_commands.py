@@ -8,11 +8,12 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from falaj.cli.tables import cell, plain, put
@@ -21,6 +22,9 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.replica import Replica
 from tests.cli.conftest import Run
+from tests.servers.process import free_ports
+from tests.servers.redis import RedisServer
+from tests.servers.seaweed import SeaweedServer
 
 
 def test_a_day_in_a_folder(falaj: Run, folder: Path) -> None:
@@ -123,6 +127,11 @@ def test_an_upgrade_is_looked_at_before_it_is_made(falaj: Run, tmp_path: Path) -
     assert {one["check"]: one["state"] for one in json.loads(well.stdout)} == dict.fromkeys(
         ("schema", "steps", "replicas", "backup"), "ok"
     )
+    shelf = {"FALAJ_BACKUP_TO": f"dir:{tmp_path}/shelf"}
+    kept = str(tmp_path / "kept")
+    assert falaj("store", "preserve", "--at", kept, env=shelf).returncode == 0
+    assert "MISS" not in falaj("upgrade", "check", "--at", kept).stdout
+    assert "look" not in falaj("upgrade", "check", "--at", kept).stdout
     late = falaj("upgrade", "check", "--at", home, "--backup-hours", "0")
     assert (late.returncode, "MISS" in late.stdout) == (1, True)
     with closing(sqlite3.connect(f"{home}/ledger.db")) as raw, raw:
@@ -144,7 +153,7 @@ def test_the_doctor_finds_what_is_wrong(falaj: Run, tmp_path: Path) -> None:
     assert well.returncode == 0, well.stdout
     states = {finding["check"]: finding["state"] for finding in json.loads(well.stdout)}
     assert states["store"] == states["keys"] == states["permissions"] == states["disk"] == "ok"
-    assert states["jobs"] == "look", "jobs of the folder's owner run without a sandbox"
+    assert states["jobs"] == "RISK", "jobs of the folder's owner run without a sandbox"
     assert "jobs of the folder's owner run without a sandbox" in falaj("status", "--at", home).stdout
     Path(home).chmod(0o755)
     sick = falaj("doctor", "--at", home)
@@ -156,12 +165,88 @@ def test_the_doctor_finds_what_is_wrong(falaj: Run, tmp_path: Path) -> None:
     assert "identity provider" in bad.stdout
 
 
+def test_the_doctor_creates_nothing(falaj: Run, tmp_path: Path, new_postgres: Callable[[], str]) -> None:
+    home, url = tmp_path / "fresh", new_postgres()
+    home.mkdir(mode=0o700)
+    for store in (f"sqlite:{home}/ledger.db", url):
+        told = falaj("doctor", "--at", str(home), "--json", env={"FALAJ_STORE": store})
+        states = {finding["check"]: finding["state"] for finding in json.loads(told.stdout)}
+        assert (told.returncode, states["store"], states["blobs"], states["keys"]) == (0, "look", "look", "look")
+        assert list(home.iterdir()) == []
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+    # Another home on the same store must not make root keys of its own.
+    other = tmp_path / "other"
+    assert falaj("zones", "list", "--at", str(other), env={"FALAJ_STORE": url}).returncode == 0
+    told = falaj("doctor", "--at", str(home), env={"FALAJ_STORE": url})
+    assert told.returncode == 1
+    assert "replicas of one platform need the same root keys" in told.stdout
+    assert list(home.iterdir()) == []
+
+
+def test_the_doctor_names_why_objects_cannot_be_stored(falaj: Run, tmp_path: Path, s3_server: SeaweedServer) -> None:
+    home, bucket = tmp_path / "objects", s3_server.create_bucket().url
+
+    def examined(bucket: str, endpoint: str = s3_server.endpoint, **env: str) -> str:
+        blobs = f"{bucket}/part?endpoint={endpoint}&region=us-east-1&allow_http=true"
+        home.mkdir(mode=0o700, exist_ok=True)
+        told = falaj("doctor", "--at", str(home), "--json", env={**s3_server.environment, "FALAJ_BLOBS": blobs, **env})
+        return next(" ".join(each.values()) for each in json.loads(told.stdout) if each["check"] == "blobs")
+
+    assert "ok an object was written, read and deleted" in examined(bucket)
+    assert "the bucket of the blob store does not exist" in examined("s3://nosuch-bucket")
+    refused = examined(bucket, AWS_SECRET_ACCESS_KEY="wrong")
+    assert "FIX the blob store refuses our credentials: SignatureDoesNotMatch" in refused
+    assert "AWS_ACCESS_KEY_ID" in refused
+    assert "refuses the connection" in examined(bucket, "http://127.0.0.1:9")
+    assert "its host name has no address" in examined(bucket, "http://nowhere.invalid:9")
+
+
+def test_the_doctor_looks_at_redis_before_the_first_start(
+    falaj: Run, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    home = tmp_path / "fresh-online"
+    home.mkdir(mode=0o700)
+
+    def examined(url: str) -> str:
+        told = falaj("doctor", "--at", str(home), "--json", env={"FALAJ_ONLINE": url})
+        return next(" ".join(each.values()) for each in json.loads(told.stdout) if each["check"] == "online")
+
+    assert "online ok answers" in examined(redis_server.url)
+    assert "FIX Redis does not answer" in examined(f"redis://127.0.0.1:{next(free_ports())}/0")
+    assert list(home.iterdir()) == []
+
+
 @dataclass
 class Up:
     url: str
     token: str
     process: subprocess.Popen[str]
     home: Path
+
+
+def test_a_token_in_a_file_renews_itself(falaj: Run, tmp_path: Path) -> None:
+    home, file = str(tmp_path / "scraped"), tmp_path / "falaj.token"
+    made = falaj(
+        "people", "add", "prometheus", "--service", "--roles", "auditor", "--projects", "metrics", "--at", home
+    )
+    assert made.returncode == 0, made.stderr
+    issued = falaj("people", "token", "prometheus", "--hours", "1", "--renewable", "48", "--at", home, "--json")
+    file.write_text(json.loads(issued.stdout)["token"] + "\n")
+    file.chmod(0o640)
+    tokens = {file.read_text()}
+    for _ in range(2):
+        renewed = falaj("renew-token", str(file), "--hours", "24", "--at", home)
+        assert renewed.returncode == 0, renewed.stderr
+        tokens.add(file.read_text())
+        assert "fj_" not in renewed.stdout
+    assert (len(tokens), stat.S_IMODE(file.stat().st_mode), list(tmp_path.glob(".*"))) == (3, 0o640, [])
+    me = falaj("people", "whoami", "--json", "--at", home, env={"FALAJ_TOKEN": file.read_text().strip()})
+    assert json.loads(me.stdout)["id"] == "prometheus"
+    file.write_text("fj_0000000000000000_nobody-knows-it\n")
+    refused = falaj("renew-token", str(file), "--at", home)
+    assert refused.returncode == 3
+    assert file.read_text() == "fj_0000000000000000_nobody-knows-it\n", "a failure leaves the file as it was"
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +279,7 @@ def start(home: Path, environment: dict[str, str], *flags: str) -> Up:
     token = ""
     if "--tls" in flags:
         for line in process.stdout:
-            token = line.strip() if line.startswith("  ") else token
+            token = line.strip() if line.startswith("  fj_") else token
             if line.startswith("For example"):
                 break
     return Up(url, token, process, home)
@@ -216,6 +301,11 @@ def test_up_login_work_logout(falaj: Run, up: Up, environment: dict[str, str]) -
     assert f"export CURL_CA_BUNDLE={ca}" in exported.stdout
     assert up.token not in exported.stdout
     assert f"export MLFLOW_TRACKING_TOKEN={up.token}" in falaj("env", "--token").stdout
+    assert falaj("login", up.url, "--ca", ca, "--as", "second", stdin=up.token).returncode == 0
+    assert [row["name"] for row in json.loads(falaj("login", "--list", "--json").stdout)] == ["second", ""]
+    assert falaj("login", "--use", "nobody").returncode != 0
+    assert falaj("login", "--use", up.url).stdout.splitlines()[0].startswith("* second")
+    assert falaj("logout", up.url, "--as", "second").returncode == 0
     kept.chmod(0o644)
     assert "can be read by others" in falaj("status").stderr
     kept.chmod(0o600)

@@ -107,6 +107,8 @@ def test_a_review_ends_when_roles_change() -> None:
 
 
 def test_late_is_what_was_not_closed_in_time() -> None:
-    rows = [{"due": 10.0, "closed_at": closed} for closed in (0.0, 9.0, 11.0)]
+    clock = {"regime": "EU-GDPR", "state": "running", "due": 10.0, "done_at": 0.0, "waived": False}
+    rows = [{"clocks": [clock], "closed_at": closed} for closed in (0.0, 9.0, 11.0)]
+    rows.append({"clocks": [clock | {"state": "at-once"}], "closed_at": 12.0})
     assert [row["closed_at"] for row in overdue(rows, 20.0)] == [0.0, 11.0]
     assert [row["closed_at"] for row in overdue(rows, 5.0)] == [11.0]

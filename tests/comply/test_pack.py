@@ -19,6 +19,7 @@ from tests.catalog.shelfhouse import model
 from tests.town import Town
 
 SAMPLES = 60
+TODAY = datetime.now(UTC).date().isoformat()
 
 
 def files_of(path: str) -> dict[str, bytes]:
@@ -95,18 +96,21 @@ def test_evidence_of_one_log_is_none_of_another(packed: Evidence, town: Town, tm
 
 def test_absent_evidence_is_shown_in_every_summary(packed: Evidence) -> None:
     files = files_of(packed.out)
-    assert {"C3", "C9", "C18"} <= set(packed.absent)
-    assert len(packed.present) + len(packed.absent) + len(packed.not_applicable) == 24
+    assert {"C3", "C9", "C18"} <= set(packed.not_shown)
+    by_status = (packed.operating, packed.exceptions, packed.attested, packed.not_shown, packed.not_applicable)
+    assert sorted(each for ids in by_status for each in ids) == sorted(control.id for control in packed.controls)
     arabic, english = (files[f"evidence/summary.{language}.md"].decode() for language in ("ar", "en"))
     page = files["evidence/summary.html"].decode()
     assert "evidence, not certification" in english
     assert "وليست شهادة" in arabic
     assert 'dir="rtl"' in page
     for one in packed.controls:
-        if one.status == "absent":
-            assert f"✘ ABSENT {one.id} " in english
+        if one.status in ("not-shown", "operating-with-exceptions"):
+            assert f"**{one.id} " in english
             assert f"**{one.id} " in arabic
-    assert page.count("class=absent") == 2 * len(packed.absent)
+    red, amber = (page.count(f'<td class="{tone}">') for tone in ("bad", "warning"))
+    assert red == 2 * 2 * len(packed.not_shown), "in two tables of each language"
+    assert amber >= 2 * 2 * len(packed.exceptions)
     assert "assumed" in english
     assert "not issued" in english
 
@@ -115,8 +119,9 @@ def test_promotions_name_author_and_approvers_and_nobody_approved_the_own(packed
     done = [row for row in rows_of(packed, "promotions.jsonl") if row["body"].get("state") == "done"]
     assert [(row["body"]["asker"], row["body"]["people"]) for row in done] == [("amal", "badr,dana")]
     told = json.loads(files_of(packed.out)["evidence/controls.json"])
-    assert told["figures"]["self_approvals"] == 0
-    assert told["figures"]["production_models"] == 1
+    operations = {each["measure"]: each for control in told["controls"] for each in control["operations"]}
+    assert operations["inventory-with-owner"]["samples"] >= 1
+    assert operations["keys-within-their-age"]["exceptions"] == []
     assert rows_of(packed, "boms.jsonl")[0]["bom"]["bomFormat"] == "CycloneDX"
     assert rows_of(packed, "census.json")[0]["ok"]
     assert all("material" not in row for row in rows_of(packed, "keys.jsonl"))
@@ -131,9 +136,13 @@ def test_whoever_may_not_read_gets_no_evidence_by_it(town: Town, tmp_path: Path)
 def test_files_are_enclosed_under_their_own_digest(town: Town, tmp_path: Path) -> None:
     (tmp_path / "SBOM of falaj.json").write_text("{}")
     made = town.as_("omar").audit.evidence(
-        "ISO-27001", enclose=(str(tmp_path / "SBOM of falaj.json"),), out=str(tmp_path / "iso.zip")
+        "ISO-27001", enclose=(f"sbom@{TODAY}={tmp_path / 'SBOM of falaj.json'}",), out=str(tmp_path / "iso.zip")
     )
-    assert "C16" in made.present
+    assert "C16" in made.operating
+    operations = {each.measure: each for control in made.controls for each in control.operations}
+    promoted = operations["production-promotions-approved-by-another-person"]
+    assert (promoted.samples, promoted.exceptions) == (1, ())
+    assert operations["approvals-by-others"].exceptions == ()
     assert "evidence/enclosed-sbom-of-falaj.json" in files_of(made.out)
     assert check(tmp_path / "iso.zip")["ok"]
 

@@ -45,7 +45,7 @@ class Lab:
     """Another executor on the same cluster, as after a restart of the platform."""
     patience_s: float = 15.0
     """How long anything may take."""
-    amounts: Mapping[str, int] = field(default_factory=lambda: {"cpu": 500, "memory": 64})
+    amounts: Mapping[str, int] = field(default_factory=lambda: {"cpu": 500, "memory": 128})
     python: str = "python3"
     options: Mapping[str, str] = field(default_factory=dict)
 

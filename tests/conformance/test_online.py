@@ -420,6 +420,14 @@ def test_lmdb_refuses_what_is_no_folder_and_what_is_no_store(tmp_path: Path) -> 
 # Redis alone
 
 
+def answers(online: Online) -> bool:
+    try:
+        cell(online)
+    except Unavailable:
+        return False
+    return True
+
+
 def test_redis_killed_and_started_empty_is_filled_anew(redis_server: RedisServer) -> None:
     with RedisServer() as server:
         online = RedisOnline(server.url, {"wait_s": 1})
@@ -432,6 +440,7 @@ def test_redis_killed_and_started_empty_is_filled_anew(redis_server: RedisServer
         with pytest.raises(Unavailable):
             online.put("s", [(b"k", row(2))], NOW)
         server.start()
+        wait_until(lambda: answers(online), 20)  # the breaker lets calls pass once a probe was answered
         assert cell(online) is None
         assert online.note("s") is None
         # It knows the script no more.

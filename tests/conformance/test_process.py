@@ -48,7 +48,7 @@ def test_this_machine_is_one_node(opened: Callable[[str], Lab]) -> None:
     assert 0 < node.amounts["cpu"] <= 1000 * len(os.sched_getaffinity(0))
     assert node.amounts["memory"] > 100
     assert node.labels["avx"] in ("none", "avx2", "avx512")
-    assert node.labels["limits"] in ("none", "cgroup")
+    assert node.labels["limits"] in ("watched", "cgroup")
 
 
 def test_it_imitates_the_nodes_it_is_told_of(opened: Callable[[str], Lab]) -> None:
@@ -134,7 +134,9 @@ def test_limits_are_written_where_a_cgroup_is_ours(opened: Callable[[str], Lab],
     group = tmp_path / f"falaj-{attempt.id}-0"
     written = {path.name: path.read_text() for path in group.iterdir()}
     assert written.pop("cgroup.procs").isdigit()
-    assert written == {"cpu.max": "50000 100000", "memory.max": str(64 << 20), "memory.swap.max": "0"}
+    assert written == {
+        "cpu.max": "100000 100000", "cpu.weight": "50", "memory.max": str(128 << 20), "memory.swap.max": "0",
+    }  # fmt: skip
 
 
 def test_a_pool_grows_and_shrinks_and_forgets_nobody(opened: Callable[[str], Lab]) -> None:

@@ -33,7 +33,7 @@ def hostile(story: Story) -> None:
     noise = NOISE.format(texts=[*ALL, "\x1b[31mred\x1b[0m\x00\x07"])
     script = str(Path(story.folder("code-noisy", noisy_py=noise), "noisy.py"))
     story.as_("amal").jobs.submit(
-        script, name="noisy", project="hostile", cpus=0.1, memory="32MiB", cluster="local", env={"NOTE": WORDS}
+        script, name="noisy", project="hostile", cpus=0.1, memory="100MiB", cluster="local", env={"NOTE": WORDS}
     )
     ask = amal.approvals.ask("hostile.act", "sha256:" + "ab" * 32, WORDS)
     story.as_("badr", HOUR / 2).approvals.refuse(str(ask.ref), WORDS)

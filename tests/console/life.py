@@ -199,7 +199,7 @@ def jobs(story: Story) -> None:
 def submit(story: Story, name: str, text: str, **more: Any) -> None:
     """A small job of amal's."""
     folder = story.folder(f"code-{name}", train_py=text)
-    words = {"project": "fraud", "cpus": 0.1, "memory": "32MiB"} | more
+    words = {"project": "fraud", "cpus": 0.1, "memory": "100MiB"} | more
     story.as_("amal").jobs.submit(f"{folder}/train.py", name=name, **words)
 
 

@@ -32,6 +32,7 @@ from falaj.serve.journal import Logged
 from falaj.serve.sketches import Sketched
 from falaj.store.loop import Turn, house_context
 from tests.console.life import DATA, DAY, HOUR, MODEL, Story, lasting
+from tests.documents import keep_contract
 from tests.flows.yard import Yard, function, taken
 from tests.serve.laptop import SMALL, STAND_IN
 from tests.town import LABEL
@@ -57,7 +58,6 @@ spent = view(
 )
 scoring = Service("fraud/scoring", [stats, spent], owner="amal", about="What the scorer asks for")
 '''
-GRANT = {"contract": "sha256:" + "5f" * 32}
 
 
 def columns(rows: int, seed: int, shift: float = 0.0) -> dict[str, Any]:
@@ -246,10 +246,10 @@ def flows(story: Story) -> None:
 def govern(story: Story) -> None:
     """A grant that waits for people, one that was refused, a secret, a key that was rotated, somebody suspended."""
     salem = story.as_("salem", 6 * HOUR)
-    more = {"expires": "90d"}
-    salem.zones.grant("AE-PDPL:23a", "ae-dubai", "eu-west", DATA, ("fraud",), GRANT, more)
+    more, documents = {"expires": "90d"}, keep_contract(salem)
+    salem.zones.grant("AE-PDPL:23a", "ae-dubai", "eu-west", DATA, ("fraud",), documents, more)
     refused = salem.zones.grant(
-        "AE-PDPL:23a", "ae-dubai", "eu-west", "dataset:fraud/customers", ("fraud",), GRANT, more
+        "AE-PDPL:23a", "ae-dubai", "eu-west", "dataset:fraud/customers", ("fraud",), documents, more
     )
     story.as_("dana", 5 * HOUR).approvals.refuse(str(refused.approval), "nobody there needs the names of customers")
     story.as_("mona", 4 * HOUR).secrets.put("secret:fraud/warehouse", "a made-up password")

@@ -118,8 +118,13 @@ def test_a_proof_is_shown_and_downloaded_and_holds_offline(platform: Ground, tmp
     verifier = omar.get("/console/audit/verifier")
     assert 'filename="falaj_verify.py"' in verifier.headers["content-disposition"]
     (tmp_path / "falaj_verify.py").write_text(verifier.html)
+    key = platform.as_("omar").audit.checkpoints(limit=1)[0].key
+    assert f"python falaj_verify.py proof-{event.id}.json --key {key}" in seen.text
     done = subprocess.run(
-        [sys.executable, "-I", "falaj_verify.py", "proof.json"], cwd=tmp_path, capture_output=True, check=False
+        [sys.executable, "-I", "falaj_verify.py", "proof.json", "--key", key],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

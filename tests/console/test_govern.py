@@ -13,6 +13,7 @@ from falaj.govern.people import GUEST
 from falaj.govern.records import Grant, GrantState, Zone
 from falaj.platform import Platform
 from tests.console.ground import Ground
+from tests.documents import CONTRACT, CONTRACT_BYTES
 from tests.servers.browser import Chromium
 
 PROMOTE = "catalog.promote"
@@ -69,7 +70,7 @@ def test_a_grant_is_proposed_found_and_revoked(platform: Ground) -> None:
     dana, page = platform.visitor("dana"), "/console/zones/grants"
     given = {
         "basis": "AE-PDPL:23a", "src": "ae-dubai", "dst": "outside:GB", "scope": "dataset:fraud/cards",
-        "purposes": "fraud", "documents": f"contract=sha256:{'5f' * 32}", "more": "expires=30d\nreason=a trial",
+        "purposes": "fraud", "documents": f"contract={CONTRACT}", "more": "expires=30d\nreason=a trial",
     }  # fmt: skip
     assert "Done" in dana.follow(dana.press(page, "zones", "grant", **given)).text
     (made,) = [one for one in platform.as_("dana").zones.grants() if one.grant.dst == "outside:GB"]
@@ -79,6 +80,28 @@ def test_a_grant_is_proposed_found_and_revoked(platform: Ground) -> None:
     dana.press(one, "zones", "revoke", reason="the trial is over")
     assert dana.get(one).main.one("p span.badge")["data-state"] == "revoked"
     assert dana.get("/console/zones/grant:zones/g-0").status == 404
+
+
+def test_an_approver_opens_the_documents_of_a_transfer(platform: Ground) -> None:
+    badr = platform.visitor("badr")
+    waiting = platform.as_("badr").approvals.list(state="waiting", action="zones.grant")
+    (state,) = [each for each in waiting if each.approval.documents == {"contract": CONTRACT}][:1]
+    for page in (f"/console/approvals/{state.ref}", f"/console/zones/{state.approval.about.partition('@')[0]}"):
+        assert CONTRACT in badr.get(page).text
+        opened = badr.press(page, "approvals", "open_document")
+        assert opened.html == CONTRACT_BYTES.decode()
+        assert "attachment" in opened.headers["content-disposition"]
+
+
+def test_an_officer_sees_and_confirms_a_notice(platform: Ground) -> None:
+    dana = platform.visitor("dana")
+    notices = platform.as_("dana").approvals.notices(unseen=True)
+    assert "For the data protection officer" in dana.get("/console/approvals").text
+    assert "For the data protection officer" not in platform.visitor("badr").get("/console/approvals").text
+    name = str(notices[0].name)
+    told = dana.follow(dana.press("/console/approvals", "approvals", "confirm", given=name))
+    assert "Done" in told.text, told.text[:600]
+    assert name not in [str(each.name) for each in platform.as_("dana").approvals.notices(unseen=True)]
 
 
 def test_laws_say_how_far_they_were_checked(platform: Ground) -> None:
@@ -127,8 +150,12 @@ def test_somebody_is_taken_in_changed_stopped_and_ended(platform: Ground) -> Non
     )
     code = made.main.one("div.line code").text
     token = Platform(platform.house, GUEST).people.enroll(code).token
-    assert platform.house.authenticate(token).roles == {"approver", "ml-engineer"}
+    assert platform.house.authenticate(token).roles == {"ml-engineer"}
     page = "/console/people/person:people/hind"
+    assert "Roles that wait for confirmation" in fatima.get(page).text
+    (confirmation,) = platform.as_("officer").approvals.list(state="waiting", action="people.confirm")
+    platform.as_("officer").approvals.give(confirmation.ref)
+    assert platform.house.authenticate(token).roles == {"approver", "ml-engineer"}
     assert token not in fatima.get(page).html
     fatima.press(page, "people", "change", roles="approver", projects="fraud", jurisdiction="AE")
     assert platform.house.authenticate(token).projects == {"fraud"}

@@ -45,10 +45,10 @@ def test_a_job_shows_its_fix_only_to_those_who_may_press_it(platform: Ground, am
 
 
 def test_a_waiting_job_is_changed_by_its_form(platform: Ground, amal: Visitor) -> None:
-    wanted = {"given": 'train-5"}', "gpus": "3", "memory": "48MiB", "band": "high"}
+    wanted = {"given": 'train-5"}', "gpus": "3", "memory": "48MiB", "band": "low"}
     assert amal.press(f"{ONE}-5", "jobs", "change", **wanted).status == 303
     made = platform.as_("amal").jobs.show("job:fraud/train-5")
-    assert (made.spec.roles[0].memory, made.spec.roles[0].gpus, made.band) == ("48MiB", 3.0, "high")
+    assert (made.spec.roles[0].memory, made.spec.roles[0].gpus, made.band) == ("48MiB", 3.0, "low")
     assert not amal.get(f"{ONE}-1").main.all("#change")
 
 

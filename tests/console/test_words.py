@@ -195,7 +195,7 @@ def test_what_rooms_say_by_a_word_has_a_word_in_every_language() -> None:
     )}  # fmt: skip
     rules = set(re.findall(r'@id\("([a-z-]+)"\)', source["govern/cedar/guardrails.cedar"]))
     for name in ("govern/policy.py", "govern/engine.py"):
-        rules |= set(re.findall(r'\(False, \("([a-z-]+)",\)', source[name]))
+        rules |= set(re.findall(r'(?:\(False, |^[A-Z_]+ = )\("([a-z-]+)",\)', source[name], re.MULTILINE))
     reasons = set[str]()
     for name in ("schedule/why.py", "schedule/blocked.py", "jobs/service.py"):
         reasons |= set(re.findall(r'Reason\(\s*"([a-z-]+)"', source[name]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import Denied, FalajError, Invalid
+from falaj.core.errors import Denied, FalajError, Invalid, Unavailable
 from falaj.core.execute import RUNNING, SUCCEEDED, Attempt, NodeFacts, Status
 from falaj.dispatch import crew
 from falaj.dispatch.crew import Crew, Report, Watched
@@ -249,3 +249,33 @@ def test_who_is_refused_comes_back_with_the_secret_of_now(monkeypatch: pytest.Mo
     team.retire()
     assert desk.heard[0] == ["silent"]
     assert closed[0] == "old"
+
+
+class Unreachable(Site):
+    """An executor whose cluster does not answer while `trouble` has a reason."""
+
+    trouble = ""
+
+    def capacity(self) -> Sequence[NodeFacts]:
+        self.asked.append([self.trouble])
+        if self.trouble:
+            raise Unavailable(self.trouble, "it is tried again")
+        return ()
+
+
+@pytest.mark.parametrize("site", [Unreachable], indirect=True)
+def test_an_unreachable_cluster_is_warned_of_once_for_each_change(
+    site: Unreachable, desk: Desk, team: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning every five seconds filled the log of a cluster that was closed and out of reach."""
+    monkeypatch.setattr(crew, "NODES_S", 0.01)
+    caplog.set_level("INFO", logger=crew.__name__)
+    for reason in ("no route to its host", "its credentials are refused", ""):
+        site.trouble = reason
+        until(lambda reason=reason: site.asked.count([reason]), lambda count: count >= 5)
+    said = [(record.levelname, getattr(record, "reason", "")) for record in caplog.records]
+    assert said == [
+        ("WARNING", "no route to its host (it is tried again)"),
+        ("WARNING", "its credentials are refused (it is tried again)"),
+        ("INFO", ""),
+    ]

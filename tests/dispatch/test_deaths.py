@@ -47,7 +47,7 @@ class Site:
         folder = str(self.script.parent)
         spec = self.home / f"job-{number}.json"
         spec.write_text(
-            f'{{"name": "job-{number}", "command": "{command}", "folder": "{folder}", "cpus": 1, "memory": "32MiB"}}'
+            f'{{"name": "job-{number}", "command": "{command}", "folder": "{folder}", "cpus": 1, "memory": "100MiB"}}'
         )
         return here.jobs.submit(str(spec)).ref
 

@@ -13,7 +13,7 @@ import pytest
 
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
-from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, NodeFacts, Status
+from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, NodeFacts, PersonRefused, Status
 from falaj.dispatch import crew, lead, loop
 from falaj.dispatch.lead import Lead
 from falaj.schedule.decide import Scheduler
@@ -83,6 +83,22 @@ def test_a_refused_placement_backs_off_alone(lab: Bad) -> None:
     assert lab.done(lab.submit("print(2)", "other")).state == "succeeded"
     lab.faults.clear()
     assert lab.done(job).state == "succeeded"
+
+
+def test_a_cluster_that_refuses_a_person_is_no_candidate_for_their_jobs(lab: Bad) -> None:
+    def refuse(attempt: Attempt) -> None:
+        raise PersonRefused("there is no Unix user 'amal' here", "map the person to a user of the site")
+
+    lab.faults["launch"] = refuse
+    lab.here.clusters.change("local", {"state": "closed"})
+    job = lab.submit("print(1)", "elsewhere")
+    until(lambda: [name for executor in lab.made for name in executor.launched], len)
+    lab.here.clusters.change("local", {"state": "open"})
+    job = lab.done(job)
+    assert (job.state, [attempt.cluster for attempt in job.attempts]) == ("succeeded", ["bad", "local"]), job
+    assert "refused: there is no Unix user 'amal' here" in job.attempts[0].outcome
+    named = lab.done(lab.submit("print(1)", "named", cluster="bad"))
+    assert (named.state, "no Unix user 'amal'" in named.note, len(named.attempts)) == ("failed", True, 1)
 
 
 def test_a_cluster_that_hangs_holds_up_nobody_else(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:

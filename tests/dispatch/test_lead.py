@@ -9,8 +9,11 @@ import pytest
 from falaj.core.ports import Key
 from falaj.dispatch import lead
 from falaj.dispatch.lead import FENCE, Fenced, Lead
+from falaj.jobs import life, service
 from falaj.jobs.records import JobView
-from falaj.schedule.model import Knobs
+from falaj.jobs.service import Jobs
+from falaj.schedule.forecast import key
+from falaj.schedule.model import Knobs, Spot
 from falaj.serve.watch import Watch
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.loop import Turn, house_context
@@ -119,3 +122,26 @@ def test_what_is_said_of_other_things_is_passed_over_once(lab: Lab, leader: Lead
     lab.one_node()
     assert leader.follow()
     assert [ref.name for _, ref in watch.changed()] == ["local"]
+
+
+def test_a_waiting_job_is_estimated_by_the_progress_of_a_sibling_that_still_runs(
+    lab: Lab, leader: Lead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was learned before a job ended: a cold cluster knew no length for as long as its first jobs ran."""
+    code, size = lab.script("print(1)"), {"cpus": 0.1, "memory": "100MiB"}
+    running = known(leader, lab.here.jobs.submit(code, name="first", steps=1000, **size))
+    sibling = known(leader, lab.here.jobs.submit(code, name="second", steps=500, **size))
+    start = leader.ctx.now() - 100
+    spots = (Spot("local/node", 0),)
+    body = life.launched(life.admitted(running.body, spots, "train-1", 2, start), "handle", start)
+    running = leader.write(running, body, "jobs.start")
+    forecast, job = leader.scheduler.forecast, leader.scheduler.lines.jobs[sibling.body["id"]]
+    shape_key = key(job.shape)
+    assert forecast.left(job, shape_key, int(leader.ctx.now())) is None
+    monkeypatch.setattr(service, "TOLD_S", 0.0)
+    desk: Jobs = lab.here.house.desks["jobs"]
+    facts = tuple({"kind": "progress", "step": step, "steps": 1000, "at": start + 3 * step} for step in (1, 30))
+    with leader.ledger.write(leader.mine(running)) as tx:
+        taken = desk.take(leader.mine(running), tx, running, facts)
+    leader.take(taken)
+    assert forecast.left(job, shape_key, int(leader.ctx.now())) == (1500, 1875), "500 steps of 3 s each"

@@ -41,6 +41,7 @@ from falaj.features.rewriting import person_of, rows_hold
 from falaj.features.settling import batch_of, publish_rows
 from falaj.features.stream import Arrival, Chapter, dataset_of, quarantine_of, schema_of
 from tests.catalog.shelfhouse import model
+from tests.people import approve_refused, with_approval
 from tests.town import LABEL, Town, refusal
 
 SECRET = "AE-PDPL,secret,purpose=fraud"
@@ -98,6 +99,8 @@ class Shop:
 
     here: Any
     project: str
+    badr: Any
+    """Who approves erasures."""
     keys: tuple[Field, ...] = (Field("customer", "string"),)
     sealed: bool = False
     view: Ref = field(init=False)
@@ -166,7 +169,13 @@ class Shop:
         return pq.read_table(pa.BufferReader(data)).to_pylist()  # type: ignore[no-any-return]
 
     def erase(self, key: str, **more: Any) -> Erasure:
-        return erase(Reach(self.here, more.pop("fuse", -1)), Ref("entity", self.project, "customer"), key, **more)
+        reach, entity = Reach(self.here, more.pop("fuse", -1)), Ref("entity", self.project, "customer")
+        return with_approval(lambda: erase(reach, entity, key, **more), self.here, self.badr)  # type: ignore[no-any-return]
+
+    def approve(self, key: str) -> None:
+        """Have the erasure of somebody approved, and do nothing yet."""
+        entity = Ref("entity", self.project, "customer")
+        approve_refused(refusal(lambda: erase(self.here, entity, key)), self.here, self.badr)
 
 
 def described(table: pa.Table) -> Table:
@@ -176,7 +185,7 @@ def described(table: pa.Table) -> Table:
 
 @pytest.fixture
 def shop(town: Town) -> Shop:
-    return Shop(town.as_("salem"), f"p{next(_NUMBERS)}")
+    return Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"))
 
 
 ROWS = [("ana", 1, 1.0), ("ana", 2, 2.0), ("bo", 1, 3.0), ("cy", 5, 4.0)]
@@ -289,7 +298,7 @@ STEPS = 24
 
 @pytest.mark.parametrize("step", [pytest.param(i, marks=[pytest.mark.slow] if i % 5 else []) for i in range(STEPS)])
 def test_killed_anywhere_it_ends_the_same(town: Town, step: int) -> None:
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}")
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"))
     made = story(shop)
     before = shop.read()
     with suppress(Killed):
@@ -310,10 +319,11 @@ def test_killed_anywhere_it_ends_the_same(town: Town, step: int) -> None:
 @pytest.mark.parametrize(("acts", "sealed"), [(2, False), (9, False), (2, True)])
 def test_killed_outright_it_goes_on(town: Town, acts: int, sealed: bool) -> None:
     """A process of its own, killed with no chance to tidy up, somewhere after an act."""
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", sealed=sealed)
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"), sealed=sealed)
     shop.bring(ROWS)
     shop.bring([("ana", 7, 5.0), ("dee", 7, 6.0)])
     before = shop.read()
+    shop.approve("ana")
     house = town.house.settings
     command = [sys.executable, "-m", "tests.features.eraser", house.home, house.zone]
     command += [town.tokens["salem"], shop.project, "ana"]
@@ -331,8 +341,10 @@ def test_killed_outright_it_goes_on(town: Town, acts: int, sealed: bool) -> None
 
 @pytest.mark.parametrize("people", [("ana", "bo"), ("ana", "ana")])
 def test_two_erasures_at_once_lose_nothing_and_leave_nobody(town: Town, people: tuple[str, str]) -> None:
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}")
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"))
     made = story(shop)
+    for who in dict.fromkeys(people):
+        shop.approve(who)
     before = shop.read()
     with ThreadPoolExecutor(2) as pool:
         assert [done.ok for done in pool.map(shop.erase, people)] == [True, True]
@@ -361,7 +373,7 @@ def test_a_hold_is_kept_and_told_and_ends(shop: Shop) -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_hold_on_what_it_was_made_from_keeps_a_version_that_is_older(town: Town, sealed: bool) -> None:
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", sealed=sealed)
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"), sealed=sealed)
     source = shop.publish_set("source", ["zoe"], {})
     one = shop.bring(ROWS)
     made = shop.publish_set("train", ["ana", "bo"], {"rows": one.faces[""], "more": source})
@@ -420,7 +432,12 @@ def test_all_rows_of_a_chapter_may_be_theirs(shop: Shop) -> None:
 
 
 def test_one_part_of_a_key_can_name_the_person(town: Town) -> None:
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", keys=(Field("shop", "int64"), Field("customer", "string")))
+    shop = Shop(
+        town.as_("salem"),
+        f"p{next(_NUMBERS)}",
+        town.as_("badr"),
+        keys=(Field("shop", "int64"), Field("customer", "string")),
+    )
     shop.bring(ROWS, shop=[1, 2, 1, 2])
     done = shop.erase("ana")
     assert sorted({row[0] for row in shop.read()}) == ["bo", "cy"]
@@ -430,7 +447,7 @@ def test_one_part_of_a_key_can_name_the_person(town: Town) -> None:
 @pytest.mark.parametrize("sealed", [False, True])
 def test_from_the_source_to_the_answer(town: Town, tmp_path: Path, sealed: bool) -> None:
     """The whole way: ingested, pushed, filled, read, a training set; erased; and the source still has the person."""
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", sealed=sealed)
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"), sealed=sealed)
     features, people = shop.here.features, ["ana", "bo"]
     moments = pa.array([1_000_000, 2_000_000], pa.timestamp("us", "UTC"))
     table = pa.table({"customer": people, "event": moments, "amount": [1.0, 2.0], "city": people, "salary": [3.0, 4.0]})
@@ -461,14 +478,19 @@ def test_from_the_source_to_the_answer(town: Town, tmp_path: Path, sealed: bool)
 
 
 def test_a_sealed_view_loses_the_key_and_keeps_its_bytes(town: Town) -> None:
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", sealed=True)
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"), sealed=True)
     one, two = shop.bring(ROWS), shop.bring([("ana", 7, 5.0), ("dee", 7, 6.0)])
     before = shop.read()
     assert len(before) == 6
     shop.here.catalog.hold(one.faces[""], "case 3")
     held = shop.erase("ana")
-    assert [each.ref for each in held.kept] == [one.faces[""]]
-    assert shop.read() == before, "what a hold keeps can no longer be read"
+    keys = keys_ref(dataset_of(shop.arrival.stream))
+    assert {each.ref.bare for each in held.kept} == {one.faces[""].bare, keys}
+    assert shop.read() == [row for row in before if row[0] != "ana"], "only a restricted table has the key"
+    tables = {version.ref: version.restricted for version in versions_of(shop.here, keys)}
+    assert tables.pop(shop.arrival.stream.keys) is False
+    assert tables
+    assert all(tables.values()), "the key is there for as long as the hold lasts, and nobody may open it"
     shop.here.catalog.release(one.faces[""], "case 3")
     done = shop.erase("ana")
     assert done.ok
@@ -486,7 +508,7 @@ def test_a_sealed_view_loses_the_key_and_keeps_its_bytes(town: Town) -> None:
 
 
 def test_sealed_rows_can_be_purged_too(town: Town) -> None:
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", sealed=True)
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"), sealed=True)
     one = shop.bring(ROWS)
     shop.bring([("ana", 7, 5.0)])
     before = shop.read()
@@ -499,7 +521,7 @@ def test_sealed_rows_can_be_purged_too(town: Town) -> None:
 
 
 def test_what_whoever_erases_may_not_see_is_counted(town: Town) -> None:
-    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}")
+    shop = Shop(town.as_("salem"), f"p{next(_NUMBERS)}", town.as_("badr"))
     shop.bring(ROWS)
     other = f"{shop.project}hidden/loans"
     push = SourceDef("push", event="event")
@@ -526,7 +548,7 @@ def test_bad_requests(shop: Shop) -> None:
 
 
 def test_who_may_not_erase_is_refused(town: Town) -> None:
-    shop = Shop(town.as_("amal"), f"p{next(_NUMBERS)}")
+    shop = Shop(town.as_("amal"), f"p{next(_NUMBERS)}", town.as_("badr"))
     shop.bring(ROWS)
     assert isinstance(refusal(lambda: shop.erase("ana")), Denied)
 

@@ -11,6 +11,7 @@ import pytest
 
 from falaj.core.errors import NotFound
 from tests.features.house import town_on
+from tests.people import with_approval
 from tests.town import LABEL, Town, refusal
 
 DEFINITIONS = f'''
@@ -64,7 +65,19 @@ def test_a_person_is_forgotten_and_stays_so(town: Town, tmp_path: Path) -> None:
     held = b"".join(path.read_bytes() for path in (tmp_path / "house" / "online").glob("bank/*"))
     assert b"note of" not in held, "a sealed view lies open in the online store"
 
-    report = town.as_("salem").features.erase("entity:fraud/patient", "p3", reason="asked on 2026-11-01")
+    salem, badr = town.as_("salem"), town.as_("badr")
+    for alone in (
+        lambda: salem.features.erase("entity:fraud/patient", "p3"),
+        lambda: salem.features.forget("view:fraud/visits", {"patient_id": ["p3"]}),
+    ):
+        assert "one person alone erases nobody" in refusal(alone).message
+    assert amal.features.read("service:fraud/all", {"patient_id": PEOPLE}).columns == before.columns
+    assert salem.features.erase("entity:fraud/patient", "p3", dry=True).dry, "to look takes one person"
+    report = with_approval(
+        lambda: salem.features.erase("entity:fraud/patient", "p3", reason="asked on 2026-11-01"), salem, badr
+    )
+    other = refusal(lambda: salem.features.erase("entity:fraud/patient", "p4"))
+    assert "one person alone" in other.message, "the approval was about p3"
     assert report.ok, report.kept
     assert model in {touched.ref for touched in report.models}
     assert trained in report.removed

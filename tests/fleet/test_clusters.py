@@ -86,7 +86,7 @@ def test_a_drained_node_takes_nothing_new(tmp_path: Path) -> None:
         (node,) = until(here.clusters.nodes, lambda nodes: len(nodes) == 1 and nodes[0].cpu == "1")
         running = lab.submit("import time; time.sleep(600)", "runs", cpus=0.5)
         lab.until(running, lambda job: job.state == "running")
-        assert here.clusters.nodes()[0].used == {"cpu": "0.5", "memory": "32MiB"}
+        assert here.clusters.nodes()[0].used == {"cpu": "0.5", "memory": "100MiB"}
         assert isinstance(refusal(lambda: here.clusters.remove("local")), Conflict)
         here.clusters.drain(node.node)
         assert here.clusters.nodes()[0].state == "drained"

@@ -42,6 +42,22 @@ def test_a_queue_is_added_changed_and_removed(here: Any) -> None:
     assert isinstance(refusal(lambda: here.queues.show("root/bank/fraud")), NotFound)
 
 
+def test_nobody_raises_a_job_above_normal_unless_a_queue_grants_it(here: Any) -> None:
+    job = {"cpus": 0.1, "memory": "32MiB"}
+    error = refusal(lambda: here.jobs.submit("echo high", name="above", band="high", **job))
+    assert isinstance(error, Invalid)
+    assert "expected band normal or lower, got high" in str(error)
+    assert "falaj queues change root/default --more top_band=high" in error.hint
+    assert here.queues.show("root/default").top_band == "normal"
+    here.queues.change("root", {"top_band": "high"})
+    assert here.queues.show("root/default").top_band == "high"
+    here.jobs.submit("echo high", name="granted", band="high", **job)
+    here.queues.change("root/default", {"top_band": "critical"})
+    assert here.queues.show("root/default").top_band == "high", "a queue above caps it"
+    here.queues.change("root", {"top_band": "none"})
+    assert here.queues.show("root/default").top_band == "critical"
+
+
 def test_a_file_is_planned_then_applied(here: Any, tmp_path: Path) -> None:
     file = tmp_path / "queues.toml"
     file.write_text('["root/a"]\nweight = 3\nprojects = ["house/*"]\n["root/default"]\nprojects = ["*"]\n')

@@ -156,12 +156,33 @@ def test_an_owner_is_told_only_of_what_they_may_see_then(telling: Telling, recei
     receiver.answers = [500]
     telling.say()
     telling.until(lambda: telling.view(hook).last == "500")
-    town.as_("fatima").people.suspend("lina")
+    fatima.people.change("lina", projects=("other",))
     telling.later_s += 100
     telling.until(lambda: telling.view(hook).waiting == 0)
     assert len(receiver.got) == 2
     denied = refusal(lambda: town.as_("amal").flows.hook("hook:fraud/of-amal", receiver.url(), ("*",)))
     assert isinstance(denied, Denied)  # she may put no secret on the shelf; one that is there she may name
+
+
+def test_what_waits_for_a_suspended_owner_is_sent_when_the_suspension_is_lifted(
+    telling: Telling, receiver: Receiver
+) -> None:
+    town, hook = telling.town, Ref.parse("hook:fraud/rest")
+    fatima = town.as_("fatima")
+    town.tokens["rest"] = enroll(fatima, "rest", ("ml-engineer",), projects=("fraud",), jurisdiction="AE")
+    town.as_("rest").flows.hook(hook, receiver.url(), ("catalog.*",))
+    receiver.answers = [500]
+    id_ = telling.say()
+    telling.until(lambda: telling.view(hook).last == "500")
+    fatima.people.suspend("rest")
+    for _ in range(3):
+        telling.later_s += 100
+        telling.turn()
+    assert (telling.view(hook).waiting, len(receiver.got)) == (1, 1)
+    fatima.people.resume("rest")
+    telling.later_s += 100
+    telling.until(lambda: telling.view(hook).sent == 1)
+    assert receiver.ids == [id_, id_]
 
 
 def test_a_ping_arrives_and_nothing_is_told_of_telling(telling: Telling, receiver: Receiver) -> None:

@@ -13,7 +13,7 @@ from falaj.flows.errands import spread
 FLOW = """
 from falaj import flow, step
 
-SMALL = {"cpus": 0.1, "memory": "32MiB"}
+SMALL = {"cpus": 0.1, "memory": "100MiB"}
 
 @step(outputs={"rows": "dataset:lab/clean"}, **SMALL)
 def clean(raw, times=1):

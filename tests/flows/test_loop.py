@@ -175,7 +175,10 @@ def test_gates_wait_for_people_and_for_events(yard: Yard) -> None:
             StepPlan("a", VERB, entry="jobs.add", takes={"job": "job:fraud/x", "spec": {"value": {"command": 1}}}),
             "does not fit",
         ),
-        (StepPlan("a", VERB, entry="approvals.list", takes={"limit": "x"}), "limit cannot be 'x'"),
+        (
+            StepPlan("a", VERB, entry="approvals.list", takes={"limit": "x"}),
+            "limit: expected a whole number, got text 'x'",
+        ),
     ],
     ids=["input gone", "too long", "no list", "not allowed", "nothing there", "not seen", "misfit", "no number"],
 )
@@ -204,18 +207,25 @@ def test_what_steps_say_is_bounded_and_holds_no_secret(yard: Yard) -> None:
     assert "AKIA" not in text
 
 
-def test_who_goes_takes_their_runs_along(yard: Yard) -> None:
+@pytest.mark.parametrize("how", ["suspend", "remove"])
+def test_run_rests_while_its_owner_is_suspended_and_ends_with_their_account(yard: Yard, how: str) -> None:
     town = yard.town
-    town.tokens["noor"] = enroll(town.as_("fatima"), "noor", ("data-scientist",), jurisdiction="AE")
-    noor = town.as_("noor")
-    flow = yard.save("goes", function("a"), function("b", takes={"x": taken("a")}))
-    run = noor.flows.start(flow)
+    people, name = town.as_("fatima").people, f"noor-{how}"
+    town.tokens[name] = enroll(town.as_("fatima"), name, ("data-scientist",), jurisdiction="AE")
+    flow = yard.save(f"goes-{how}", function("a"), function("b", takes={"x": taken("a")}))
+    run = town.as_(name).flows.start(flow)
     yard.turn(run)
-    assert yard.jobs() == ["goes-1.a"]
-    town.as_("fatima").people.suspend("noor")
+    assert yard.jobs() == [f"goes-{how}-1.a"]
+    if how == "suspend":
+        people.suspend(name)
+        yard.turn(run, again=True)
+        run = yard.turn(run, 2)
+        assert (run.state, yard.jobs()) == ("running", ["goes-suspend-1.a"])
+        people.resume(name)
+    people.remove(name)
     yard.turn(run, again=True)
     run = yard.turn(run, 2)
-    assert (run.state, run.note) == ("cancelled", "the account noor is suspended or gone")
+    assert (run.state, run.note) == ("cancelled", f"the account {name} was removed")
     assert yard.jobs() == []
 
 

@@ -14,7 +14,7 @@ from falaj.store.ledger import Writer
 from falaj.store.loop import Turn, house_context
 from tests.town import Town
 
-SPEC = JobSpec(COMMAND, (RoleSpec(cpus=0.1, memory="32MiB"),))
+SPEC = JobSpec(COMMAND, (RoleSpec(cpus=0.1, memory="100MiB"),))
 
 
 def function(name: str, **more: Any) -> StepPlan:

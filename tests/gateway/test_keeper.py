@@ -109,7 +109,7 @@ def test_an_address_that_is_taken_is_said_and_nothing_stays_open(tmp_path: Path)
         command += ["--grpc", f"127.0.0.1:{taken.getsockname()[1]}"]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 8
-    assert "cannot be listened on" in ended.stderr
+    assert "the gateway cannot listen on" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,3 +152,15 @@ def test_a_replica_elsewhere_is_known_by_its_certificate(tmp_path: Path) -> None
         looping.loop.call_soon_threadsafe(link.leave)
     until(lambda: not one.client.ready)
     looping.end()
+
+
+def test_gateway_that_cannot_listen_names_the_setting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "falaj", "--at", str(tmp_path / "house"), "gateway", "--grpc", "127.0.0.1:0"]
+        done = subprocess.run(
+            [*command, "--listen", f"127.0.0.1:{port}"], capture_output=True, text=True, check=False, timeout=60
+        )
+    assert done.returncode != 0
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "FALAJ_GATEWAY" in done.stderr

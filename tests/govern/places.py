@@ -9,6 +9,7 @@ from typing import Any
 from falaj.backends.sqlite import SqliteStore
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.label import Label
+from falaj.core.ref import Ref
 from falaj.core.settings import Settings
 from falaj.govern.approvals import Approvals
 from falaj.govern.manifest import first_zone
@@ -110,6 +111,17 @@ class Town:
 
     def events(self, tenant: str = "bank") -> list[str]:
         return [fact.event.verb for fact in self.ledger.tail(tenant=tenant)]
+
+
+def keep_document(made: Town, name: str = "contract", digest: str = DOCUMENT, tenant: str = "bank") -> Ref:
+    """Write the record of a stored document, without its bytes."""
+    ref = Ref("document", "fraud", name)
+    body = {"sha256": digest, "digest": "b3:" + "0" * 64, "size": 1, "media": "application/pdf", "title": name,
+            "zones": ["home"], "made_at": NOW}  # fmt: skip
+    with made.ledger.write(made.who("amal", tenant)) as tx:
+        record = tx.put(ref, body, terms={"sha256": digest})
+        tx.emit("approvals.add_document", record.ref)
+    return ref
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Denied, Invalid
+from tests.documents import keep_contract
 from tests.town import LABEL, Town, refusal
 
 BLOB = "blob:fraud/sample"
@@ -14,9 +15,7 @@ def test_a_copy_is_as_lawful_as_its_grant(tmp_path: Path) -> None:
     town = Town(tmp_path / "house")
     salem, omar = town.as_("salem"), town.as_("omar")
     salem.store.put(BLOB, [b"rows"], label=LABEL)
-    asked = salem.zones.grant(
-        "AE-PDPL:23a", "ae-dubai", "eu-west", BLOB, ("fraud",), {"contract": "sha256:" + "5f" * 32}
-    )
+    asked = salem.zones.grant("AE-PDPL:23a", "ae-dubai", "eu-west", BLOB, ("fraud",), keep_contract(salem))
     for name in ("badr", "dana"):
         town.as_(name).approvals.give(str(asked.approval), asked.digest)
     salem.store.copy(BLOB, to="eu-west")

@@ -15,7 +15,7 @@ from falaj.govern.approvals import approval_ref
 from falaj.govern.declassify import ACTION, METHODS, digest, lowered
 from falaj.govern.records import Declassification
 from falaj.store.codec import to_plain
-from tests.govern.places import DAY, DOCUMENT, Town, town
+from tests.govern.places import DAY, DOCUMENT, Town, keep_document, town
 
 HIGH = Label(
     regimes=frozenset({"AE-HEALTH", "AE-PDPL"}), classification=2, categories=frozenset({"health"}),
@@ -97,6 +97,7 @@ def test_publishing_does_not_change_what_was_approved() -> None:
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Town]:
     with town(tmp_path) as made:
+        keep_document(made)
         with made.ledger.write(made.who("maker")) as tx:
             tx.put(THING.bare, {"newest": "v2"})
             tx.put(THING, {"rows": 7}, label=HIGH, terms={"digest": "b3:x"})

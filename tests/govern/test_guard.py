@@ -125,7 +125,10 @@ def test_a_named_request_happens_once(town: Town) -> None:
     first = house.guard.call("approvals", room, verb, ctx, wish)
     again = house.guard.call("approvals", room, verb, ctx, wish)
     assert first == again
-    assert len(town.events(verb="approvals.ask")) == 1
+    asked = [
+        event for event in town.events(verb="approvals.ask", actor="amal") if event.body["action"] == "zones.grant"
+    ]
+    assert len(asked) == 1
     other = {**wish, "digest": "sha256:" + "b" * 64}
     with pytest.raises(Conflict):
         house.guard.call("approvals", room, verb, ctx, other)

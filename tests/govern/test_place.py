@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from falaj.core.errors import Denied
 from falaj.core.label import ANY, Label
 from falaj.govern.place import OPS, OUTWARD, place, refusal
-from falaj.govern.records import Grant, Move, Zone
+from falaj.govern.records import DutyFacts, Grant, Move, Zone
 from tests.govern.places import DAY, NOW, PDPL, REGIMES, THING, YEAR, ZONES, grant, judge, label, move
 
 OPEN = Label()
@@ -18,6 +18,12 @@ HEALTH = label("AE-HEALTH", level=2)
 BANK = label("AE-CBUAE", level=2)
 KEPT = replace(PDPL, min_retain_s=60)
 FRAUD = label("AE-PDPL", purposes=frozenset({"fraud"}))
+
+
+def deletion(of: Label, events: dict[str, float]) -> Move:
+    """A deletion of what was made long ago, with these dates recorded."""
+    return move("delete", of=of, dst="ae-dubai", since=1, facts=DutyFacts(THING, of, "bank", 1.0, events=events))
+
 
 ALLOWED = {
     "at home": move(dst="ae-abudhabi"),
@@ -41,8 +47,8 @@ ALLOWED = {
     "restricted, kept": move("replicate", dst="ae-abudhabi", restricted=True),
     "deleted where it should not lie": move("delete", src="us-liar", dst="us-liar", since=NOW - DAY),
     "deleted in a retired zone": move("delete", src="", dst="ae-retired"),
-    "health after 25 years": move("delete", of=HEALTH, dst="ae-dubai", since=NOW - 25.1 * YEAR),
-    "bank data 5 years after the end": move("delete", of=BANK, dst="ae-dubai", since=1, ended=NOW - 5.1 * YEAR),
+    "health after 25 years": deletion(HEALTH, {"last-procedure": NOW - 25.1 * YEAR}),
+    "bank data 5 years after the end": deletion(BANK, {"end-of-relationship": NOW - 5.1 * YEAR}),
     "label's retention over": move("delete", of=KEPT, dst="ae-dubai", since=NOW - 60),
 }
 
@@ -93,7 +99,8 @@ DENIED = {
     "hold": (move("delete", of=label(holds=frozenset({"case-7"})), dst="ae-dubai"), "hold"),
     "label's retention": (move("delete", of=KEPT, dst="ae-dubai", since=NOW - 59), "min-retain"),
     "retention from an unknown day": (move("delete", of=KEPT, dst="ae-dubai"), "min-retain"),
-    "health within 25 years": (move("delete", of=HEALTH, dst="ae-dubai", since=NOW - 24.9 * YEAR), "min-retain"),
+    "health within 25 years": (deletion(HEALTH, {"last-procedure": NOW - 24.9 * YEAR}), "min-retain"),
+    "health, last procedure not known": (deletion(HEALTH, {"end-of-relationship": NOW - 26 * YEAR}), "min-retain"),
     "bank data, end not known": (move("delete", of=BANK, dst="ae-dubai", since=1), "min-retain"),
 }  # fmt: skip
 
@@ -142,7 +149,7 @@ def test_the_hint_says_in_words_what_would_allow_it_and_the_command() -> None:
     assert "a transfer grant for AE-PDPL from ae-dubai to eu-west with basis 23a (a contract that" in hint
     assert "or 22, 23b" in hint
     assert "approved by two people: falaj zones grant AE-PDPL:23a --src ae-dubai --dst eu-west" in hint
-    assert "--scope 'dataset:fraud/transactions' --purposes fraud --documents contract=sha256:…" in hint
+    assert "--scope 'dataset:fraud/transactions' --purposes fraud --documents contract=document:…" in hint
 
 
 def test_a_refusal_is_the_verdict_in_an_error() -> None:
@@ -255,7 +262,7 @@ def test_a_localising_regime_takes_its_own_grants_only() -> None:
 
 def test_the_copy_that_must_stay_cannot_be_deleted_while_the_grant_lasts() -> None:
     health = grant("AE-HEALTH", "AE-MOH51-01")
-    old = move("delete", of=HEALTH, src="", dst="ae-dubai", since=NOW - 26 * YEAR)
+    old = deletion(HEALTH, {"last-procedure": NOW - 26 * YEAR})
     assert judge(old, health).rules == ("retain-copy",)
     assert judge(old, health, now=NOW + DAY).allowed
     assert judge(old, replace(health, revoked=True)).allowed
@@ -318,6 +325,25 @@ GRANTS = st.lists(
     ).map(lambda t: grant(t[0][0], t[0][1], src=t[1], dst=t[2], purposes=(t[3],), revoked=t[4])),
     max_size=6,
 )
+FACTS = [
+    DutyFacts(
+        THING,
+        Label(),
+        "bank",
+        NOW - 30 * YEAR,
+        events={"end-of-relationship": NOW - 6 * YEAR, "last-procedure": NOW - 26 * YEAR},
+    ),
+    DutyFacts(
+        THING,
+        Label(),
+        "bank",
+        NOW - 30 * YEAR,
+        ("a",),
+        {"end-of-relationship": NOW - DAY},
+        held_sources=("dataset:x/z@v1",),
+    ),
+    DutyFacts(THING, KEPT, "bank", NOW - 61, breaches=("breach:privacy/b",)),
+]
 MOVES = st.builds(
     Move,
     op=st.sampled_from([*sorted(OPS), "?"]),
@@ -330,7 +356,7 @@ MOVES = st.builds(
     jurisdiction=PLACES,
     restricted=st.booleans(),
     since=st.sampled_from([0.0, NOW - 59, NOW - 61, NOW - 30 * YEAR]),
-    ended=st.sampled_from([0.0, NOW - 6 * YEAR]),
+    facts=st.sampled_from([None, *FACTS]),
 )  # fmt: skip
 
 

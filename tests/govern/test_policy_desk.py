@@ -155,7 +155,7 @@ def test_several_questions_get_one_answer_each_and_a_bad_one_spoils_no_other(vil
 def test_the_matrix_is_a_verb(village: Village, admin: Context) -> None:
     rows = {row.role: row.allows for row in village.policy.roles(admin)}
     assert rows["auditor"]["work"] == "see audit"
-    assert len(rows) == 10
+    assert len(rows) == 11
 
 
 def test_an_upgraded_house_keeps_the_sets_of_tenants_with_their_own_policies(

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.context import Actor
 from falaj.core.errors import Denied, FalajError
 from falaj.core.label import Label
 from falaj.core.settings import Settings
@@ -18,7 +17,8 @@ from falaj.govern.approvals import approval_ref
 from falaj.govern.declassify import ACTION, digest
 from falaj.govern.records import Move
 from falaj.platform import House, Platform
-from tests.govern.places import DOCUMENT
+from tests.documents import keep_contract
+from tests.people import enroll, enroll_tenant
 
 TEAM = {"amal": "data-scientist", "salem": "data-steward", "badr": "approver", "dana": "dpo", "fatima": "tenant-admin"}
 DATA = b"id,name\n1,amal\n"
@@ -31,12 +31,11 @@ class Bank:
         self.house = House(Settings(home=str(folder), zone="ae-dubai"))
         self.root = Platform(self.house, self.house.owner())
         self.root.zones.add("eu-west", "IE-D", "IE", ("EU-GDPR", "NONE"), 2, f"dir:{folder}/eu-west")
-        self.root.people.add_tenant("bank", "fatima")
-        self.actors = {"fatima": Actor("fatima", "bank", roles=frozenset({"tenant-admin"}), jurisdiction="AE")}
+        self.actors = {"fatima": self.house.authenticate(enroll_tenant(self.root, "bank", "fatima"))}
         for name, role in TEAM.items():
             if name != "fatima":
-                self.as_("fatima").people.add(name, (role,), jurisdiction="AE")
-            self.actors[name] = Actor(name, "bank", roles=frozenset({role}), jurisdiction="AE", strong=True)
+                token = enroll(self.as_("fatima"), name, (role,), jurisdiction="AE")
+                self.actors[name] = replace(self.house.authenticate(token), strong=True)
 
     def as_(self, name: str, purpose: str = "", **more: Any) -> Any:
         return Platform(self.house, replace(self.actors[name], **more), purpose)
@@ -46,9 +45,8 @@ class Bank:
             self.as_(name).approvals.give(str(ref))
 
     def grant(self, scope: str, purposes: tuple[str, ...] = ("fraud",)) -> Any:
-        return self.as_("salem").zones.grant(
-            "AE-PDPL:23a", "ae-dubai", "eu-west", scope, purposes, {"contract": DOCUMENT}
-        )
+        salem = self.as_("salem")
+        return salem.zones.grant("AE-PDPL:23a", "ae-dubai", "eu-west", scope, purposes, keep_contract(salem))
 
 
 @pytest.fixture
@@ -84,8 +82,9 @@ def test_looking_from_abroad_is_moving_abroad(bank: Bank, place: str) -> None:
 def test_lowered_by_two_people_it_may_go_where_the_lower_label_may(bank: Bank) -> None:
     amal = bank.as_("amal", "fraud")
     amal.store.put("blob:fraud/extract", DATA, label="AE-PDPL,confidential,purpose=fraud")
+    report = keep_contract(bank.as_("salem"))["contract"]
     asked = bank.as_("salem").zones.declassify(
-        "blob:fraud/extract@v1", "NONE", "k-anonymity", {"k": "20", "report": DOCUMENT}, "for the portal"
+        "blob:fraud/extract@v1", "NONE", "k-anonymity", {"k": "20", "report": report}, "for the portal"
     )
     request = f"declassification:zones/{asked.id}"
     with pytest.raises(Denied, match="not approved"):

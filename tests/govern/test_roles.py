@@ -31,7 +31,8 @@ def test_who_runs_the_machine_does_not_read_what_is_on_it() -> None:
 
 
 def test_an_auditor_only_looks() -> None:
-    assert {group for groups in MATRIX["auditor"].values() for group in groups} == {"see", "audit"}
+    assert {group for groups in MATRIX["auditor"].values() for group in groups} == {"see", "audit", "read"}
+    assert [family for family, groups in MATRIX["auditor"].items() if "read" in groups] == ["approvals"]
 
 
 @pytest.mark.parametrize("role", ["service", "tenant-admin", "data-scientist", "ml-engineer", "operator", "auditor"])

@@ -75,10 +75,17 @@ class Village:
         """Trust a build system: the caller asks, somebody of the identity provider approves, the caller repeats it."""
         waiting = self.people.trust(ctx, name, rule)
         assert waiting.state == "waiting"
-        approver = Actor("oidc.badr", ctx.tenant, roles=frozenset({"approver"}), subject="https://login#badr")
-        self.approvals.give(self.ctx(approver), Ref.parse(waiting.approval))
+        self.give_as_provider_person(ctx, Ref.parse(waiting.approval))
         return self.people.trust(ctx, name, rule)
 
     def enroll(self, ctx: Context, name: str, roles: tuple[str, ...], **details: Any) -> Issued:
         """Add a person, who redeems the code."""
-        return self.redeem(self.people.add(ctx, name, roles, **details))
+        issued = self.redeem(self.people.add(ctx, name, roles, **details))
+        if issued.confirmation:
+            self.give_as_provider_person(ctx, Ref.parse(issued.confirmation))
+        return issued
+
+    def give_as_provider_person(self, ctx: Context, approval: Ref) -> None:
+        """An approver of the tenant whom the identity provider vouches for approves."""
+        approver = Actor("oidc.badr", ctx.tenant, roles=frozenset({"approver"}), subject="https://login#badr")
+        self.approvals.give(self.ctx(approver), approval)

@@ -415,15 +415,16 @@ class Joined(Doubler):
     """A model that is asked by keys."""
 
     plan: Any = None
+    keys: Any = None
 
-    def replan(self, plan: Any) -> None:
-        self.plan = plan
+    def replan(self, plan: Any, keys: Any = None) -> None:
+        self.plan, self.keys = plan, keys
 
 
 @on_loop
 async def test_which_features_are_read_can_change_while_it_serves() -> None:
     joined, plain = Joined(), Doubler()
     engine = await engine_of({"1": joined, "2": plain})
-    engine.replan({"service": "s"})
-    assert joined.plan == {"service": "s"}
+    engine.replan({"service": "s"}, {"space": {"1": "key"}})
+    assert (joined.plan, joined.keys) == ({"service": "s"}, {"space": {"1": "key"}})
     await engine.close()

@@ -29,7 +29,7 @@ class Lab:
     def submit(self, text: str, name: str = "train", **more: Any) -> JobView:
         """A job of a script."""
         more.setdefault("cpus", 0.1)
-        more.setdefault("memory", "32MiB")
+        more.setdefault("memory", "100MiB")
         job: JobView = self.here.jobs.submit(self.script(text, name), name=name, **more)
         return job
 

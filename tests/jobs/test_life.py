@@ -7,6 +7,7 @@ import pytest
 from falaj.core.execute import FAILED, LOST, SUCCEEDED, SlotExit, Status
 from falaj.jobs import life
 from falaj.jobs.facts import held_spots
+from falaj.jobs.views import tried
 from falaj.schedule.model import Spot
 
 SPOTS = (Spot("local/a", 0), Spot("local/b", 0))
@@ -62,6 +63,18 @@ def test_a_gang_ends_as_the_slot_says_that_ended_it(along: str) -> None:
     gone = (SlotExit(0, 1, "rank 0 ended with code 1"), SlotExit(1, 137, "its node or its actor is gone"))
     body = life.ended(running(), Status("handle", LOST, gone, reason="slot 1: its node is gone"), 111.0)
     assert body["note"] == "lost, and queued again: slot 1: its node is gone"
+
+
+def test_an_evicted_job_says_why_and_how_much_work_is_lost() -> None:
+    body = life.stopping(running(), life.EVICT, 105.0, grace_s=30, wanted_by="other")
+    body = life.explained(body, "a queue has less than its guarantee", 5400)
+    body = life.ended(body, over(FAILED, 143), 111.0)
+    assert body["note"] == "evicted: a queue has less than its guarantee; 1.5 core-hours of work are lost; queued again"
+    shown = tried(body["attempts"][-1], lambda job: f"job:shop/{job}")
+    assert shown.outcome.startswith("evicted: for job:shop/other")
+    assert shown.outcome.endswith("; a queue has less than its guarantee; 1.5 core-hours of work are lost")
+    cancelled = life.stopping(running(), life.CANCEL, 105.0, grace_s=30)
+    assert life.explained(cancelled, "no eviction", 1) == cancelled
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ def test_a_spec_file_says_the_same_as_flags(lab: Lab) -> None:
         "name: from-file\nproject: fraud\ncommand: python spec.py\nenv: {COLOUR: blue}\n"
         "roles:\n  - {name: chief, cpus: 0.1, memory: 32MiB}\n  - {name: worker, count: 2, cpus: 0.1, memory: 32MiB}\n"
     )
-    job = lab.done(lab.here.jobs.submit(str(file), band="high"))
-    assert (str(job.ref), job.band, job.state) == ("job:fraud/from-file", "high", "succeeded")
+    job = lab.done(lab.here.jobs.submit(str(file), band="low"))
+    assert (str(job.ref), job.band, job.state) == ("job:fraud/from-file", "low", "succeeded")
     assert [lab.lines(job, slot=slot) for slot in range(3)] == [("blue 3",)] * 3
 
 
@@ -167,7 +167,7 @@ def test_waiting_for_a_job_that_fails_is_an_error(lab: Lab, capsys: pytest.Captu
         ({"gpus": 1.5}, "GPUs"),
         ({"gpus": 0.5, "isolation": "hard"}, "hardware"),
         ({"band": "urgent"}, "band"),
-        ({"band": "critical"}, "no band critical"),
+        ({"band": "critical"}, "expected band normal or lower, got critical"),
         ({"queue": "root/bank"}, "queue"),
         ({"cluster": "moon"}, "cluster"),
         ({"env": {"PASSWORD": "hunter2hunter2"}}, "secret"),
@@ -213,7 +213,7 @@ def test_what_git_does_not_count_is_not_packed(lab: Lab) -> None:
     (script.parent / "weights.bin").write_bytes(b"0" * 1000)
     (script.parent / ".gitignore").write_text("*.bin\n")
     subprocess.run(["git", "init", "-q", str(script.parent)], check=True)
-    job = lab.done(lab.here.jobs.submit(str(script), cpus=0.1, memory="32MiB"))
+    job = lab.done(lab.here.jobs.submit(str(script), cpus=0.1, memory="100MiB"))
     assert "weights.bin" not in lab.lines(job)[0]
     assert "train.py" in lab.lines(job)[0]
 
@@ -238,6 +238,6 @@ def test_a_python_without_falaj_finds_what_a_worker_needs(lab: Lab, tmp_path: Pa
     bare = tmp_path / "bare"
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(bare)], check=True)
     text = "from falaj import worker; worker.attempt().metric('loss', 0.5, 1)"
-    done = lab.done(lab.here.jobs.submit(f"{bare}/bin/python {lab.script(text)}", cpus=0.1, memory="32MiB"))
+    done = lab.done(lab.here.jobs.submit(f"{bare}/bin/python {lab.script(text)}", cpus=0.1, memory="100MiB"))
     assert done.state == "succeeded", lab.lines(done)
     assert lab.here.track.show(done.run).metrics["loss"].value == 0.5

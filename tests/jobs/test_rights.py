@@ -44,7 +44,7 @@ def test_who_made_a_job_give_way_is_named_to_those_who_may_see_it(town: Town, la
     words = {"cpus": 1, "band": "low", "checkpoint": "every=1s,save=1s,restart=1s"}
     mine = lab.submit("import time; time.sleep(600)", project="fraud", **words)
     lab.until(mine, lambda job: job.state == "running")
-    theirs = Lab(tmp_path, town.as_("sara")).submit("print(1)", "urgent", project="ward", cpus=1, band="high")
+    theirs = Lab(tmp_path, town.as_("sara")).submit("print(1)", "urgent", project="ward", cpus=1)
     gave = lab.until(mine, lambda job: bool(job.attempts) and bool(job.attempts[0].outcome))
     assert gave.attempts[0].outcome.startswith("evicted: for another team's job")
     assert theirs.ref.name not in str(gave)

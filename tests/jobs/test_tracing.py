@@ -51,7 +51,7 @@ def test_one_trace_from_the_call_to_the_last_phase_of_its_attempt(
             program.parent.mkdir()
             program.write_text(WORK)
             job = here.jobs.submit(
-                str(program), project="fraud", outputs={"model": "model:fraud/m"}, cpus=0.1, memory="32MiB"
+                str(program), project="fraud", outputs={"model": "model:fraud/m"}, cpus=0.1, memory="100MiB"
             )
             monkeypatch.delenv("TRACEPARENT")
             until(lambda: here.jobs.show(job.ref), lambda one: one.over)

@@ -23,6 +23,7 @@ from falaj.serve.labels import Labelled
 from falaj.serve.sketches import Sketched
 from tests.infer import models
 from tests.monitor.ground import FEW, MINUTE, NAMES, Ground, columns, good, profile
+from tests.serve.laptop import forget
 
 PROFILE = good(profile(), 0.9)
 
@@ -138,7 +139,7 @@ def test_labels_of_requests_that_nobody_kept_are_joined_with_the_rows_that_were_
     (found,) = [one for one in window.findings if one.what == "performance" and one.measure == "accuracy"]
     assert window.labels == 600
     assert (found.alarm, found.value) == (True, pytest.approx(0.6, abs=0.06))
-    ground.here.serve.forget(ground.ref, tuple(ids[:7]))
+    forget(ground.here, ground.ref, tuple(ids[:7]))
     left = {one for row in ground.desk.serve.sketches.read("house", ground.ref) for one in _drawn(ground, row)}
     assert left == {"", *ids[7:]}
 

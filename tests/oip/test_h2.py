@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import itertools
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -20,6 +21,7 @@ from falaj.oip.h2 import GrpcServer, Http2
 from falaj.oip.h2_stream import Messages
 from falaj.oip.h2_wire import Limits, frame, word
 from falaj.oip.hpack_cache import Heads, block, message_text
+from falaj.oip.pieces import append_piece
 from tests.oip.grpc_serving import Client, Memory, Mirror, Running, headers, held, message, running
 
 OPEN = w.END_HEADERS
@@ -704,6 +706,31 @@ def test_messages_are_found_however_they_are_cut(given_: list[bytes], cuts: list
     assert found == given_
     assert not messages.within
     assert messages.held == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_message_in_tiny_frames_takes_no_more_memory_than_it_has_bytes(size: int) -> None:
+    messages, whole = Messages(b"identity", 64 << 20), 1 << 20
+    data = bytes([1]) * (5 + whole)
+    list(messages.feed(b"\0" + whole.to_bytes(4, "big")))
+    tracemalloc.start()
+    for start in range(0, whole - size, size):
+        list(messages.feed(data[start : start + size]))
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 2 * whole
+    assert next(messages.feed(data))[1] == data[:whole]
+
+
+def test_pieces_that_came_before_the_caller_is_known_take_no_more_memory_than_they_have_bytes() -> None:
+    pieces: list[bytes] = []
+    tracemalloc.start()
+    for number in range(1 << 18):
+        append_piece(pieces, number.to_bytes(4, "big"))
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 2 << 20
+    assert b"".join(pieces) == b"".join(number.to_bytes(4, "big") for number in range(1 << 18))
 
 
 def test_one_frame_of_very_many_messages_is_read_in_one_go() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from struct import pack, unpack
@@ -420,6 +421,44 @@ def test_a_word_to_the_replica_arrives() -> None:
         await server.drain(5)
 
     uvloop.run(main())
+
+
+def test_replica_whose_word_holds_many_items_loses_the_connection() -> None:
+    """Reading it would take the gateway, which other tenants share, 25 times its bytes of memory."""
+
+    async def main() -> None:
+        heard: list[dict[str, Any]] = []
+        server, ready, lost = HopServer(Door(), Door(), KEY), asyncio.Event(), asyncio.Event()
+        host, port = await server.start("127.0.0.1", 0)
+        client = HopClient(KEY, on_ready=ready.set, on_lost=lost.set)
+        client.on_control = heard.append
+        await asyncio.get_running_loop().create_connection(lambda: client, host, port)
+        await asyncio.wait_for(ready.wait(), 10)
+        (connection,) = server.connections
+        server.tell({"tally": {"data": "x" * 1_000_000}}, connection)
+        await asked(client, b"")
+        assert len(heard) == 1
+        server.tell({"tally": {"data": [[]] * 100_000}}, connection)
+        try:
+            await asyncio.wait_for(lost.wait(), 10)
+        finally:
+            client.end()
+            await server.drain(5)
+        assert len(heard) == 1
+
+    uvloop.run(main())
+
+
+def test_frame_in_tiny_segments_takes_no_more_memory_than_it_has_bytes() -> None:
+    frames, size = f.Frames(), 1 << 18
+    frames.proven()
+    frames.data_received(pack("<IBI", size, f.REPLY_REST, 1))
+    tracemalloc.start()
+    for number in range(size // 2 - 1):
+        frames.data_received((number % 60_000).to_bytes(2, "big"))
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 2 * size
 
 
 def test_a_word_that_cannot_be_followed_costs_nobody_anything() -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -595,3 +596,17 @@ def test_a_head_that_comes_before_its_body_is_known_again() -> None:
         found += requests.feed(body)
     assert [body for _, body, _ in found] == [b"one.", b"two."]
     assert found[0][0] is found[1][0]
+
+
+def test_body_in_tiny_segments_takes_no_more_memory_than_it_has_bytes() -> None:
+    requests, whole = Requests(Limits(), {}), 1 << 18
+    requests.feed(b"POST /a HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % (HOST, whole))
+    requests.admit("bank/amal")
+    tracemalloc.start()
+    for number in range(whole // 2 - 1):
+        requests.feed((number % 60_000).to_bytes(2, "big"))
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 2 * whole
+    ((_, body, _),) = requests.feed(b"ab")
+    assert body == b"".join((number % 60_000).to_bytes(2, "big") for number in range(whole // 2 - 1)) + b"ab"

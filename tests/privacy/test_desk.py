@@ -4,12 +4,16 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
+from falaj.core.label import Label
+from tests.catalog.shelfhouse import publish
 from tests.people import enroll
+from tests.privacy.erasures import approve
 from tests.town import Town, refusal
 
 WHO = "784-1990-1234567-1"
@@ -27,8 +31,8 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     made.close()
 
 
-def _due(found: Any) -> dict[str, float]:
-    return {one.regime: one.due - found.received for one in found.clocks}
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def test_a_basis_must_be_one_that_every_regime_knows(town: Town) -> None:
@@ -79,10 +83,13 @@ def test_a_request_is_due_by_the_strictest_clock(town: Town) -> None:
     found = salem.privacy.ask("access", WHO, both, received="2026-03-28T23:30:00-11:00")
     same = salem.privacy.ask("access", WHO, both, received="2026-03-29T14:30:00+04:00")
     assert found.received == same.received == 1774780200.0
-    regimes = {one.id: one for one in salem.zones.regimes()}
-    hours = {name: regimes[name].timers["request"].hours for name in ("EU-GDPR", "AE-ADGM")}
-    assert _due(found) == {"AE-CBUAE": -found.received, **{name: each * HOUR for name, each in hours.items()}}
-    assert found.due == found.received + min(hours.values()) * HOUR
+    due = {clock.regime: (clock.state, clock.due) for clock in found.clocks}
+    assert due == {
+        "AE-CBUAE": ("no-deadline", 0.0),
+        "AE-ADGM": ("running", _moment("2026-05-29T23:59:59+04:00")),
+        "EU-GDPR": ("running", _moment("2026-04-29T23:59:59+02:00")),
+    }
+    assert found.due == due["EU-GDPR"][1]
     assert found.overdue, "it came in months ago"
     assert found.ref in {one.ref for one in salem.privacy.requests(overdue=True).items}
     fresh = salem.privacy.ask("access", WHO, both)
@@ -90,7 +97,7 @@ def test_a_request_is_due_by_the_strictest_clock(town: Town) -> None:
     later = salem.privacy.extend(fresh.ref, "many systems")
     assert later.due > fresh.due
     assert isinstance(refusal(lambda: salem.privacy.extend(fresh.ref, "again")), Conflict)
-    pdpl = salem.privacy.ask("access", WHO, ("AE-DIFC", "EU-GDPR"))
+    pdpl = salem.privacy.ask("access", WHO, ("AE-PDPL",))
     assert isinstance(refusal(lambda: salem.privacy.extend(pdpl.ref, "no")), Invalid)
     assert isinstance(refusal(lambda: salem.privacy.ask("access", WHO, received="2026-03-28T23:30:00")), Invalid)
     assert isinstance(refusal(lambda: salem.privacy.ask("forgetting", WHO)), Invalid)
@@ -107,21 +114,74 @@ def test_a_request_is_answered_or_refused_and_closed(town: Town) -> None:
     assert salem.privacy.refuse(erasure.ref, "kept for claims").answer == "kept for claims"
 
 
-def test_a_breach_has_a_deadline_for_every_regime(town: Town) -> None:
+def test_a_clock_stops_while_the_person_is_asked_who_they_are(town: Town) -> None:
+    salem = town.as_("salem")
+    received, asked, answered = ("2026-09-01T10:00:00+04:00", "2026-09-03T10:00:00+04:00", "2026-09-08T10:00:00+04:00")
+    request = salem.privacy.ask("access", WHO, ("EU-GDPR",), received=received)
+    assert request.due == _moment("2026-10-01T23:59:59+02:00")
+    early = refusal(lambda: salem.privacy.stop_clock(request.ref, "identification", "2026-08-01T10:00:00+04:00"))
+    assert isinstance(early, Conflict)
+    assert isinstance(refusal(lambda: salem.privacy.stop_clock(request.ref, "rain")), Invalid)
+    stopped = salem.privacy.stop_clock(request.ref, "identification", asked)
+    assert (stopped.due, stopped.overdue, stopped.clocks[0].state) == (0.0, False, "stopped")
+    assert isinstance(refusal(lambda: salem.privacy.extend(request.ref, "many systems")), Conflict)
+    assert isinstance(refusal(lambda: salem.privacy.resume_clock(request.ref, asked.replace("03", "02", 1))), Conflict)
+    resumed = salem.privacy.resume_clock(request.ref, answered)
+    assert resumed.due == _moment("2026-10-06T23:59:59+02:00")
+    assert isinstance(refusal(lambda: salem.privacy.resume_clock(request.ref)), Conflict)
+    assert isinstance(refusal(lambda: town.as_("amal").privacy.stop_clock(request.ref, "identification")), Denied)
+    assert {"privacy.stop_clock", "privacy.resume_clock"} <= {event.verb for event in town.events()}
+
+
+def test_a_breach_is_due_as_each_law_says(town: Town) -> None:
     dana = town.as_("dana")
-    found = dana.privacy.report("a laptop was lost", regimes=("AE-PDPL", "AE-CBUAE"), people=3)
-    regimes = {one.id: one for one in dana.zones.regimes()}
-    hours = {name: regimes[name].timers["breach"].hours for name in ("AE-PDPL", "AE-CBUAE")}
-    assert {one.regime: one.due - found.found_at for one in found.clocks} == {k: v * HOUR for k, v in hours.items()}
-    assert {one.status for one in found.clocks} <= {"assumed", "pending", "verified"}
-    first = dana.privacy.notify(found.ref, "CBUAE", "2026/118")
-    assert first.due == found.found_at + hours["AE-PDPL"] * HOUR
-    assert isinstance(refusal(lambda: dana.privacy.settle(found.ref, "wiped")), Conflict)
-    dana.privacy.notify(found.ref, "AE-PDPL", "2026/119")
-    assert dana.privacy.settle(found.ref, "wiped").state == "closed"
-    late = dana.privacy.report("an old one", regimes=("AE-PDPL",), found="2025-01-01T00:00:00+00:00")
+    breach = dana.privacy.report("a laptop was lost", regimes=("AE-PDPL", "AE-ADGM"), people=3)
+    states = {(clock.regime, clock.duty): (clock.state, clock.due - breach.found_at) for clock in breach.clocks}
+    assert states == {
+        ("AE-ADGM", "breach"): ("running", 72 * HOUR), ("AE-PDPL", "breach"): ("at-once", 0.0),
+        ("AE-ADGM", "breach-people"): ("at-once", 0.0), ("AE-PDPL", "breach-people"): ("at-once", 0.0),
+    }  # fmt: skip
+    assert breach.due == breach.found_at
+    assert (breach.due_now, breach.overdue) == (("AE-PDPL", "AE-ADGM"), False)
+    first = dana.privacy.notify(breach.ref, "PDPL", "2026/118")
+    assert first.due_now == ("AE-ADGM", "AE-PDPL")
+    error = refusal(lambda: dana.privacy.settle(breach.ref, "wiped"))
+    assert isinstance(error, Conflict)
+    assert "AE-ADGM (authority)" in error.message
+    assert "AE-PDPL (people)" in error.message
+    assert isinstance(refusal(lambda: dana.privacy.notify(breach.ref, "EU-GDPR", "x")), NotFound)
+    assert isinstance(refusal(lambda: dana.privacy.notify(breach.ref, "AE-PDPL", "x", to="press")), Invalid)
+    dana.privacy.notify(breach.ref, "AE-ADGM", "2026/119")
+    dana.privacy.notify(breach.ref, "AE-PDPL", "letter of today", to="people")
+    last = dana.privacy.notify(breach.ref, "AE-ADGM", "no high risk: keys are safe", to="people", not_owed=True)
+    assert [clock.waived for clock in last.clocks].count(True) == 1
+    assert (last.due, last.due_now) == (0.0, ())
+    assert dana.privacy.settle(breach.ref, "wiped").state == "closed"
+    late = dana.privacy.report("an old one", regimes=("AE-ADGM",), found="2025-01-01T00:00:00+00:00")
     assert late.overdue
-    assert [one.ref for one in dana.privacy.breaches("open")] == [late.ref]
+    at_once = dana.privacy.report("another old one", regimes=("AE-CBUAE",), found="2025-01-01T00:00:00+00:00")
+    assert (at_once.overdue, at_once.due_now) == (False, ("AE-CBUAE",))
+    assert {each.ref for each in dana.privacy.breaches("open")} == {late.ref, at_once.ref}
+
+
+def test_a_law_applies_by_label_and_never_over_the_union_of_labels(town: Town) -> None:
+    amal, dana = town.as_("amal"), town.as_("dana")
+    bank = publish(amal, "dataset:fraud/bank", label=Label(frozenset({"AE-PDPL", "AE-CBUAE"})))
+    shop = publish(amal, "dataset:fraud/shop", label=Label(frozenset({"AE-PDPL"})))
+    breach = dana.privacy.report("rows seen", about=(str(bank),))
+    (exempt,) = [clock for clock in breach.clocks if clock.state == "not-applicable"]
+    assert exempt.regime == "AE-PDPL"
+    assert "AE-CBUAE holds" in exempt.because["en"]
+    assert "المصرفية" in exempt.because["ar"]
+    assert breach.due_now == ("AE-CBUAE",)
+    assert isinstance(refusal(lambda: dana.privacy.notify(breach.ref, "AE-PDPL", "x")), NotFound)
+    both = dana.privacy.report("rows seen", about=(str(bank), str(shop)))
+    assert both.due_now == ("AE-CBUAE", "AE-PDPL")
+    assert all(clock.state != "not-applicable" for clock in both.clocks)
+    request = town.as_("salem").privacy.ask("access", WHO)
+    assert {clock.regime: clock.state for clock in request.clocks} == {
+        "AE-CBUAE": "no-deadline", "AE-PDPL": "running",
+    }  # fmt: skip
 
 
 def test_an_assessment_counts_once_somebody_else_approved_it(town: Town) -> None:
@@ -197,4 +257,9 @@ def test_who_sees_some_projects_only_erases_nobody(town: Town) -> None:
     salem.privacy.step(asked, "restrict")
     assert "some projects" in refusal(lambda: noor.privacy.shred(asked, "c-19")).message
     assert isinstance(refusal(lambda: salem.privacy.shred(asked, "c-20")), Denied)
+    assert "has no plan" in refusal(lambda: salem.privacy.shred(asked, "c-19")).message
+    salem.privacy.erase(asked, "c-19", plan=True)
+    assert "is planned" in refusal(lambda: salem.privacy.shred(asked, "c-19")).message
+    approve(town, asked)
+    salem.privacy.start_erasure(asked, "c-19")
     assert "eu-west" in salem.privacy.shred(asked, "c-19")

@@ -1,11 +1,14 @@
 """What is expected of a run: from its own steps, its predecessors, its owner's other work, or its pool."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import UNKNOWN_S, Forecast, key
 from falaj.schedule.model import Past, Spot
-from tests.schedule.made import job, shape
+from tests.schedule.made import job, shape, snapshot
 
 ONE = key(shape())
 
@@ -86,3 +89,31 @@ def test_what_is_remembered_of_an_estimate_is_what_would_be_worked_out_anew(seen
         forecast.learn(past(name, seconds, 2 * seconds, count))
         fresh = Forecast(forecast.past())
         assert [forecast.expected(one, ONE) for one in NAMES] == [fresh.expected(one, ONE) for one in NAMES]
+
+
+def test_a_family_takes_the_step_time_of_a_job_that_still_runs() -> None:
+    """On a cold cluster nobody's length was known before the first job of its kind had ended."""
+    first = job("first", template="ann/a", spots=(Spot("c/n0", 0, (0,)),), started=10, steps=10**6)
+    sibling = job("second", template="ann/a", steps=500)
+    scheduler = Scheduler(snapshot(1, [first, sibling], now=30))
+    forecast = scheduler.forecast
+    scheduler.change(replace(first, done=10, step_us=2_000_000, seen=30))
+    assert forecast.left(sibling, ONE, 30) is None, "it has not run for a minute"
+    scheduler.change(replace(first, done=30, step_us=2_000_000, seen=70))
+    assert forecast.left(sibling, ONE, 70) == (1000, 1250)
+    scheduler.change(replace(first, done=35, step_us=2_100_000, seen=81))
+    assert forecast.left(sibling, ONE, 81) == (1000, 1250), "a twentieth more changes no estimate"
+    scheduler.change(replace(first, done=40, step_us=4_000_000, seen=101))
+    assert forecast.left(sibling, ONE, 101) == (2000, 2500)
+    restarted = Scheduler(scheduler.snapshot(101))
+    assert restarted.forecast.left(sibling, ONE, 101) == (2000, 2500)
+    scheduler.learn(past("ann/a", 100, 200, 1))
+    assert forecast.left(sibling, ONE, 101) == (2000, 2500), "an end that measured no step keeps the step time"
+
+
+def test_a_running_job_is_its_family_s_only_source_of_step_times_and_of_no_quantile() -> None:
+    forecast = Forecast([past("bob/b", 640, 640)])
+    running = job("j", template="ann/a", spots=(Spot("c/n0", 0, (0,)),), started=10, seen=90, step_us=5)
+    before = forecast.expected("ann/a", ONE)
+    forecast.learn_step_time(running, ONE)
+    assert forecast.expected("ann/a", ONE) == before

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from falaj.schedule.decide import Scheduler
@@ -23,6 +23,8 @@ def goes(it: Scheduler, name: str) -> None:
     it.change(replace(gone, spots=(), charged=(), **facts))
 
 
+# Two jobs share what one gang leaves; a third needs another gang at once, not when the first has gone.
+@example(gpus=1, slots=1, others=2, part=3, had=0, wants=3, saves=1, ran=0, ratio=0)
 @settings(max_examples=40, deadline=None)
 @given(
     gpus=st.sampled_from((1, 1, 2, 4, 8)),

@@ -20,7 +20,7 @@ ATTEMPTS = ("demo", "feed", "gauge", "infer", "optimize", "simulator", "state", 
 """Packages whose code runs inside an attempt's sandbox, or on nothing but files of ours."""
 HELPERS = frozenset({
     "content.duck", "content.archives", "catalog.mlmodel", "drift.table", "features.isolated_query",
-    "privacy.isolated_rows",
+    "privacy.search.file_formats",
 })  # fmt: skip
 """Run in isolated helper processes by the server, the dispatcher and the agent."""
 ELSEWHERE = {
@@ -42,6 +42,7 @@ ELSEWHERE = {
     "asof.spill": "reads what it wrote itself",
     "features.sources": "rows that the caller ingests, on the caller's machine or in a job",
     "features.rewriting": "erasure of a person's rows, on the machine of the data protection officer",
+    "privacy.row_removal": "erasure of rows that the search found, on the machine of who carries the erasure out",
 }
 
 

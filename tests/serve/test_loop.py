@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import falaj
+from falaj.core.errors import Denied
 from falaj.core.ref import Ref
 from falaj.serve import replicas
 from falaj.serve.counts import Counted, bucket
@@ -190,9 +191,9 @@ def test_a_replica_that_loses_its_place_is_replaced(tmp_path: Path, monkeypatch:
     lab = Lab(tmp_path, laptop.here)
     lab.one_node()
     with laptop.here.working():
-        laptop.here.serve.deploy(SCORE, laptop.model(), cpus=1.0, memory="64MiB", band="best-effort")
+        laptop.here.serve.deploy(SCORE, laptop.model(), cpus=1.0, memory="256MiB", band="best-effort")
         (first,) = ready(laptop.until(ready))
-        job = lab.submit("import time; time.sleep(3)", cpus=1.0, band="high")
+        job = lab.submit("import time; time.sleep(3)", cpus=1.0)
         laptop.until(lambda one: not ready(one))
         waits = laptop.until(lambda one: one.replicas and one.replicas[0].name != first)
         assert "falaj jobs why" in waits.replicas[0].note
@@ -260,6 +261,18 @@ def test_a_model_that_is_deleted_answers_no_more(laptop: Laptop) -> None:
     view = laptop.until(lambda one: not one.replicas and "was deleted" in one.note, endpoint)
     assert view.state == "failing"
     until(lambda: route_of(laptop, "doomed"), lambda one: not one.places)
+
+
+def test_a_model_that_is_restricted_answers_no_more(laptop: Laptop) -> None:
+    endpoint, model = "endpoint:fraud/contested", laptop.model("contested")
+    laptop.here.serve.deploy(endpoint, model, **SMALL)
+    laptop.until(ready, endpoint)
+    laptop.here.catalog.restrict(model, "its accuracy is contested")
+    view = laptop.until(lambda one: not one.replicas and "restricted" in one.note, endpoint)
+    assert view.state == "failing"
+    until(lambda: route_of(laptop, "contested"), lambda one: not one.places)
+    with pytest.raises(Denied, match="restricted"):
+        laptop.here.serve.deploy("endpoint:fraud/second", model, **SMALL)
 
 
 def test_a_second_look_finds_nothing_to_do(laptop: Laptop) -> None:

@@ -15,7 +15,7 @@ from falaj.core.ref import Ref
 from falaj.serve import replicas
 from falaj.serve.counts import Counted, bucket
 from falaj.serve.journal import Logged
-from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
+from tests.serve.laptop import SMALL, STAND_IN, Laptop, forget, ready
 from tests.town import refusal
 
 SCORE = "endpoint:fraud/score"
@@ -189,7 +189,9 @@ def test_labels_and_logs(laptop: Laptop) -> None:
     assert [line.id for line in laptop.here.serve.logs(SCORE, key="c1").lines] == ["q3", "q1"]
     assert laptop.here.serve.label(SCORE, {"q0": 1, "q1": 0}) == 2
     assert laptop.here.serve.label(SCORE, {"c1": 1}, by="key") == 1
-    assert laptop.here.serve.forget(SCORE, ("c1",), reason="request 7") == 4
+    assert "one person alone" in refusal(lambda: laptop.here.serve.forget(SCORE, ("c1",))).message
+    assert len(laptop.here.serve.logs(SCORE).lines) == 5
+    assert forget(laptop.here, SCORE, ("c1",), reason="request 7") == 4
     assert [line.id for line in laptop.here.serve.logs(SCORE).lines] == ["q4", "q2", "q0"]
     assert [one.body["rows"] for one in said(laptop, "serve.forget") if "rows" in one.body] == [4]
     for act in (

@@ -9,6 +9,7 @@ from tests.shape.source import PACKAGE, ROOT, Function, files
 # "src/falaj/room/file.py" or "src/falaj/room/file.py::Class.method": the record that says why it is right as it is.
 EXCUSED: dict[str, str] = {
     "src/falaj/catalog/publishing.py::publish": "docs/decisions/0007-shape-exceptions.md",
+    "src/falaj/govern/transfer_command.py::propose": "docs/decisions/0028-documents-and-trusted-time.md",
     "src/falaj/jobs/errands.py::submit": "docs/decisions/0007-shape-exceptions.md",
     "src/falaj/train/attention.py::_delta": "docs/decisions/0007-shape-exceptions.md",
     "src/falaj/train/attention.py::_keys": "docs/decisions/0007-shape-exceptions.md",
@@ -51,7 +52,7 @@ def test_functions_take_few_parameters() -> None:
 
 def test_the_whole_stays_small() -> None:
     # docs/decisions/0012-size.md
-    assert sum(file.num_lines for file in files()) < 168_000
+    assert sum(file.num_lines for file in files()) < 182_000
 
 
 def test_ports_have_few_methods() -> None:

@@ -12,12 +12,15 @@ from typing import Any
 
 from falaj.core.errors import FalajError
 from tests.servers.process import wait_until
-from tests.soak import procs
+from tests.soak import outages, procs
 from tests.soak.client import Notes
 from tests.soak.grounds import Ground
 from tests.soak.links import OPEN, SILENT, SLOW
 from tests.soak.ups import READY_S
 
+OUTAGES = {"postgres", "s3"}
+OUTAGE_S = 120.0
+"""An outage lasts this long at most, and half of it at least; a tenth of a short soak."""
 JUMPS_S = (90, -90, 1800, -1800, 86_400, -86_400)
 Fault = Callable[[], str]
 
@@ -25,8 +28,8 @@ Fault = Callable[[], str]
 class Chaos:
     """`strike` does one fault and waits until everything is ready again. Deadly ones end a platform's own process."""
 
-    def __init__(self, ground: Ground, notes: Notes, seed: str) -> None:
-        self._ground, self._notes = ground, notes
+    def __init__(self, ground: Ground, notes: Notes, seed: str, outage_s: float = OUTAGE_S) -> None:
+        self._ground, self._notes, self._outage_s = ground, notes, outage_s
         self._chance = random.Random(f"{seed}/chaos/{ground.name}")
         self._log = (ground.folder / "timeline.jsonl").open("a", encoding="utf-8")
         self.struck: list[str] = []
@@ -50,6 +53,9 @@ class Chaos:
         for name in self._ground.links:
             known[f"cut {name}"] = lambda name=name: self._link(name, SILENT)  # type: ignore[misc]
             known[f"reset {name}"] = lambda name=name: self._reset(name)  # type: ignore[misc]
+        for name in sorted(OUTAGES & set(self._ground.links)):
+            known[f"hang {name}"] = lambda name=name: self._outage(outages.hang, name)  # type: ignore[misc]
+            known[f"take {name} away"] = lambda name=name: self._outage(outages.take_away, name)  # type: ignore[misc]
         if self._ground.links:
             known["slow"] = lambda: self._link(self._chance.choice(sorted(self._ground.links)), SLOW)
             known["cut off"] = self._cut_off
@@ -165,8 +171,14 @@ class Chaos:
         server = self._ground.servers[name]
         server.kill()
         lasted = self._wait(0.5, 12)
-        _again(server)
+        outages.start_again(server)
         return f"away {lasted:.0f} s"
+
+    def _outage(self, cause: Callable[[Ground, str, float, Callable[[str], None]], str], name: str) -> str:
+        """An outage that lasts long enough for the platform to notice, while calls watch what goes on."""
+        return cause(
+            self._ground, name, self._chance.uniform(self._outage_s / 2, self._outage_s), self._notes.say_wrong
+        )
 
     def _link(self, name: str, state: str) -> str:
         link = self._chance.choice(self._ground.links[name])
@@ -192,19 +204,6 @@ class Chaos:
         for link in mine:
             link.set(OPEN)
         return f"replica {number} for {lasted:.0f} s"
-
-
-def _again(server: Any) -> None:
-    """Start it again; what the dead one held of the machine may take a moment to be free."""
-
-    def tried() -> bool:
-        try:
-            server.start()
-        except Exception:  # noqa: BLE001 - whatever it was, the next try says whether it lasts
-            return False
-        return True
-
-    wait_until(tried, 60)
 
 
 def timeline(path: Path) -> list[dict[str, Any]]:

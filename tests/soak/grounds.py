@@ -25,6 +25,7 @@ TEAM = {
     "mona": ("ml-engineer", "data-scientist"),
     "omar": ("auditor",),
     "salem": ("data-steward",),
+    "badr": ("approver",),
     "ola": ("operator",),
 }
 

@@ -16,11 +16,12 @@ import numpy as np
 from falaj.core.errors import Conflict, NotFound
 from falaj.track.records import Metric
 from tests.infer import models
+from tests.people import with_approval
 from tests.soak.client import Client
 from tests.soak.grounds import Ground
 
 ENDPOINT = "endpoint:soak/score"
-SMALL = {"cpus": 0.1, "memory": "64MiB"}
+SMALL = {"cpus": 0.1, "memory": "256MiB"}
 FEATURES = """
 from falaj.features import Entity, Feature, Source, view
 
@@ -30,7 +31,7 @@ seen = view("soak/seen", person, Source("push", event="at"), features=[Feature("
 FLOW = """
 from falaj import flow, step
 
-SMALL = {"cpus": 0.1, "memory": "32MiB", "cache": False, "retries": 8}
+SMALL = {"cpus": 0.1, "memory": "100MiB", "cache": False, "retries": 8}
 
 @step(**SMALL)
 def double(number):
@@ -177,7 +178,7 @@ class Everybody(Client):
     def submit(self) -> None:
         name = self.fresh()
         words = f"sh -c 'sleep {self.chance.choice((0, 1, 3, 8))}; echo {name} > $FALAJ_OUTPUT_ROWS/name'"
-        more = {"outputs": {"rows": f"dataset:soak/out-{name}"}, "cpus": 0.1, "memory": "32MiB", "retries": 8}
+        more = {"outputs": {"rows": f"dataset:soak/out-{name}"}, "cpus": 0.1, "memory": "100MiB", "retries": 8}
         done, _ = self.write("job", f"job:soak/{name}", "succeeded once v1",
                              lambda: self.here().jobs.submit(words, name=name, project="soak", **more))  # fmt: skip
         if done:
@@ -214,8 +215,13 @@ class Everybody(Client):
         if len(self.people) > 4:
             who = self.chance.choice(list(self.people))
             del self.people[who]
-            self.write("feature", who, None,
-                       lambda: self.here("salem").features.erase("entity:soak/person", who, reason="soak"))  # fmt: skip
+            self.write("feature", who, None, lambda: self._erase(who))
+
+    def _erase(self, who: str) -> Any:
+        salem = self.here("salem")
+        return with_approval(
+            lambda: salem.features.erase("entity:soak/person", who, reason="soak"), salem, self.here("badr")
+        )
 
     def infer(self) -> None:
         x = np.array([[self.chance.random() for _ in range(32)]], np.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.soak import final, procs
-from tests.soak.chaos import Chaos
+from tests.soak.chaos import OUTAGE_S, Chaos
 from tests.soak.client import Notes
 from tests.soak.grounds import GROUNDS, Ground
 from tests.soak.leaks import Sample, growths
@@ -55,7 +55,7 @@ def soak(
     with GROUNDS[name](folder / name) as ground:
         notes = Notes(ground.folder)
         prepare(ground)
-        chaos, sampler = Chaos(ground, notes, seed), Sampler(ground)
+        chaos, sampler = Chaos(ground, notes, seed, min(OUTAGE_S, minutes * 6)), Sampler(ground)
         clients = [Everybody(f"c{number}", ground, notes, seed, pause_s) for number in range(CLIENTS)]
         for thread in (sampler, *clients):
             thread.start()

@@ -50,13 +50,17 @@ class Up:
             )
 
     def ready(self) -> bool:
-        """Whether it and all it stands on answer."""
+        """Whether it and all its dependencies answer; before there is a token, whether it answers."""
+        path = "/status" if self.bearer else "/ready"
         headers = {"authorization": f"Bearer {self.bearer}"} if self.bearer else {}
         try:
-            answer = httpx.get(f"{self.url}/ready", headers=headers, timeout=5, trust_env=False)
+            answer = httpx.get(f"{self.url}{path}", headers=headers, timeout=5, trust_env=False)
         except httpx.HTTPError:
             return False
-        return answer.status_code == 200 or (answer.status_code == 401 and not self.bearer)
+        if not self.bearer:
+            return answer.status_code in (200, 401)
+        dependencies = answer.json()["dependencies"] if answer.status_code == 200 else []
+        return bool(dependencies) and all(dependency["answers"] for dependency in dependencies)
 
     def await_ready(self, deadline_s: float = READY_S) -> float:
         """How long it took; started again where it ended by itself, as whoever keeps services does."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,7 +89,8 @@ def test_only_what_is_new_is_copied_and_only_so_many_are_kept(town: Town, tmp_pa
     assert isinstance(refusal(town.as_("fatima").store.preserve), Denied), "a tenant's admin is not the house"
 
 
-def test_the_loop_makes_one_when_it_is_due_and_one_replica_works(town: Town) -> None:
+def test_the_loop_makes_one_when_it_is_due_and_one_replica_works(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("falaj.store.backups.WAIT_S", 0.0)
     kept, now = town.house.storage.kept, [2_000_000_000.0]
     assert kept is not None
 
@@ -113,6 +115,25 @@ def test_the_loop_makes_one_when_it_is_due_and_one_replica_works(town: Town) -> 
     assert kept.all(now[0])[0].name == third.name, "a clock that was set back does not make it the oldest"
     events = town.events(HOUSE, verb="store.preserve")
     assert [event.actor for event in events] == ["loop-backup", "loop-backup", "falaj"]
+
+
+def test_a_backup_by_hand_waits_for_the_one_that_is_being_made(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, ledger, tries = town.house.storage.kept, town.house.ledger, list[str]()
+    assert kept is not None
+    assert ledger.lease("loop:backup", "the loop", 60.0, time.time())
+    lease = ledger.lease
+
+    def counted(name: str, owner: str, ttl_s: float, now: float) -> int | None:
+        if len(tries) == 2:
+            ledger.release("loop:backup", "the loop")
+        tries.append(owner)
+        return lease(name, owner, ttl_s, now)
+
+    monkeypatch.setattr(ledger, "lease", counted)
+    monkeypatch.setattr("falaj.store.backups.WAIT_STEP_S", 0.001)
+    kept.now(town.house.system())
+    assert len(kept.all(time.time())) == 1
+    assert len(tries) >= 3
 
 
 def test_who_lost_the_lease_makes_no_backup(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,10 @@ from falaj.store.objects import (
     LIVE,
     WRITING,
     Object,
+    close_intent,
     find_object,
     new_attempt,
+    open_intent,
     save,
     settle,
 )
@@ -92,6 +94,33 @@ def test_what_a_record_reaches_stays(house: House, size: int, field: str) -> Non
     house.release("kept")
     assert house.collect_all() == (1 if size == 1000 else 4)
     assert house.files() == []
+
+
+@pytest.mark.parametrize("size", [1000, 2 * PART + 5])
+def test_at_once_deletes_what_nothing_reaches_without_a_grace(house: House, size: int) -> None:
+    kept, gone = house.put(noise(size, 1)).digest, house.put(noise(size, 2)).digest
+    house.keep("kept", kept)
+    house.clock.at += 1
+    assert house.collector.count_unreached(house.ctx) > 0
+    while house.collector.collect(house.ctx, at_once=True).deleted:
+        pass
+    assert house.collector.count_unreached(house.ctx) == 0
+    assert house.get(kept) == noise(size, 1)
+    with pytest.raises(NotFound):
+        house.get(gone)
+
+
+def test_at_once_leaves_what_an_open_put_may_have_been_told_of(house: House) -> None:
+    digest = house.put(noise(1000)).digest
+    with house.blobs.ledger.write(house.ctx) as tx:
+        intent = open_intent(tx, house.ctx, "put", "blob:p/n", "home")
+    house.clock.at += HOUR / 4
+    assert house.collector.collect(house.ctx, at_once=True).deleted == 0, "it was touched just before the put began"
+    with house.blobs.ledger.write(house.ctx) as tx:
+        close_intent(tx, intent)
+    assert house.collector.collect(house.ctx, at_once=True).deleted == 1
+    with pytest.raises(NotFound):
+        house.get(digest)
 
 
 def test_copies_that_a_record_does_not_name_go(house: House) -> None:

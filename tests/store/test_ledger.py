@@ -96,6 +96,8 @@ def test_a_record_and_its_event_are_one(ledger: Ledger, ctx: Context) -> None:
     )
     assert ledger.leaves("", tenant="acme", zone="uae", limit=9) == [(fact.pos, fact.leaf, said.at)]
     assert ledger.logs() == [("acme", "uae")]
+    assert ledger.store.list_kinds("acme") == ["thing"]
+    assert ledger.store.list_kinds("nobody") == []
 
 
 def test_what_an_update_does_not_say_is_kept(ledger: Ledger, ctx: Context) -> None:

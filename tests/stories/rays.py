@@ -4,6 +4,7 @@ import site
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import falaj
 from tests.jobs.lab import Lab, until
@@ -13,8 +14,14 @@ from tests.servers.process import free_ports
 from tests.servers.ray import NODES, RayServer
 
 
+class BankLab(Lab):
+    """Somebody of the bank, and its administrator."""
+
+    boss: Any
+
+
 @contextmanager
-def bank_on_ray(tmp_path: Path, ray_server: RayServer) -> Iterator[Lab]:
+def bank_on_ray(tmp_path: Path, ray_server: RayServer) -> Iterator[BankLab]:
     """Somebody of a bank, at a server that may run the bank's jobs on Ray and knows its token by reference only."""
     with _falaj_installed(ray_server), _served(tmp_path, ray_server) as lab:
         yield lab
@@ -34,9 +41,11 @@ def _falaj_installed(ray_server: RayServer) -> Iterator[None]:
 
 
 @contextmanager
-def _served(tmp_path: Path, ray_server: RayServer) -> Iterator[Lab]:
+def _served(tmp_path: Path, ray_server: RayServer) -> Iterator[BankLab]:
     url = f"http://127.0.0.1:{(port := next(free_ports()))}"
-    with Replica(tmp_path / "house", {"FALAJ_URL": url}, listen=f"127.0.0.1:{port}") as server:
+    with Replica(
+        tmp_path / "house", {"FALAJ_URL": url, "FALAJ_HOSTS": "localhost"}, listen=f"127.0.0.1:{port}"
+    ) as server:
         admin = server.as_()
         keeper = server.as_(enroll(admin, "sami", ("security-officer",)))
         token = keeper.secrets.put("secret:ops/rays", ray_server.token).reference
@@ -48,4 +57,6 @@ def _served(tmp_path: Path, ray_server: RayServer) -> Iterator[Lab]:
         assert ray_server.token not in str(admin.clusters.list())
         amal = enroll(boss, "amal", ("data-scientist",), jurisdiction="AE")
         with falaj.connect(server.url, token=amal, purpose="fraud") as here:
-            yield Lab(tmp_path, here)
+            lab = BankLab(tmp_path, here)
+            lab.boss = boss
+            yield lab

@@ -23,7 +23,7 @@ from tests.replica import FALAJ
 from tests.serve.laptop import Laptop
 
 SCORE = "endpoint:fraud/score"
-SMALL = {"cpus": 0.1, "memory": "64MiB"}
+SMALL = {"cpus": 0.1, "memory": "256MiB"}
 
 
 class Platform(Laptop):
@@ -44,6 +44,8 @@ class Up:
     def __init__(self, home: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
         self._home, self._settings = home, settings
         self.process: subprocess.Popen[str]
+        self.tokens: dict[str, str] = {}
+        """Of the first administrator, of the administrator of the bank, and of those whom they took in."""
         self.there: Platform
 
     def start(self) -> Platform:
@@ -53,10 +55,11 @@ class Up:
         words = [*FALAJ, "up", "--at", str(self._home / "house"), "--listen", "127.0.0.1:0", "--log", "ERROR"]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=known | ports)
         assert self.process.stdout is not None
-        url, mona = self.process.stdout.readline().split()[-1], self._home / "mona"
-        if not mona.exists():
-            mona.write_text(_founded(url, self.process.stdout))
-        self.there = Platform(self._home, url, mona.read_text())
+        url, tokens = self.process.stdout.readline().split()[-1], self._home / "tokens.json"
+        if not tokens.exists():
+            tokens.write_text(json.dumps(_founded(url, self.process.stdout)))
+        self.tokens = json.loads(tokens.read_text())
+        self.there = Platform(self._home, url, self.tokens["mona"])
         return self.there
 
     def kill(self) -> None:
@@ -93,15 +96,15 @@ def platform(home: Path, settings: Mapping[str, str] = MappingProxyType({})) -> 
         yield running.there
 
 
-def _founded(url: str, said: Iterable[str]) -> str:
-    """A tenant with somebody who deploys, and a cluster that takes their jobs; gives their token."""
+def _founded(url: str, said: Iterable[str]) -> dict[str, str]:
+    """A tenant with somebody who deploys, and a cluster that takes their jobs; gives all tokens by name."""
     first = next(line.strip() for line in said if line.startswith("  "))
     with closing(falaj.connect(url, token=first)) as admin:
         boss_token = enroll_tenant(admin, "bank", "fatima")
         admin.clusters.change("local", {"tenants": "bank"})
     with closing(falaj.connect(url, token=boss_token)) as boss:
         token: str = enroll(boss, "mona", ("ml-engineer", "data-scientist"), jurisdiction="AE")
-    return token
+    return {"admin": first, "fatima": boss_token, "mona": token}
 
 
 class Callers:

@@ -20,7 +20,7 @@ import os, time
 from pathlib import Path
 from falaj import flow, step
 
-SMALL = {"cpus": 0.1, "memory": "32MiB", "cache": False}
+SMALL = {"cpus": 0.1, "memory": "100MiB", "cache": False}
 JOURNAL = Path(JOURNAL_PATH)
 
 def say(what):

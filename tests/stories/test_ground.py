@@ -14,6 +14,7 @@ import pytest
 
 import falaj
 from falaj.core.errors import Denied, FalajError
+from tests.documents import keep_contract
 from tests.people import enroll, enroll_tenant
 from tests.replica import FALAJ, Replica
 from tests.servers.oidc import OidcServer
@@ -64,7 +65,7 @@ def test_denied_abroad_then_approved_then_proved(town: Town, tmp_path: Path) -> 
     assert "falaj zones grant" in denied.hint
 
     grant = town.as_("salem").zones.grant(
-        "AE-PDPL:23a", "ae-dubai", "eu-west", BLOB, ("fraud",), {"contract": "sha256:" + "5f" * 32}
+        "AE-PDPL:23a", "ae-dubai", "eu-west", BLOB, ("fraud",), keep_contract(town.as_("salem"))
     )
     assert isinstance(refusal(lambda: amal.store.copy(BLOB, to="eu-west")), Denied)
     assert isinstance(refusal(lambda: town.as_("salem").approvals.give(str(grant.approval), grant.digest)), Denied)

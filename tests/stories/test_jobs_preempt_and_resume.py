@@ -30,7 +30,7 @@ def test_preempt_and_resume(tmp_path: Path) -> None:
         lab.one_node()
         long = lab.submit(LONG, "long", cpus=1, band="low", checkpoint="every=1s,save=1s,restart=1s", steps=4000)
         lab.until(long, lambda job: job.state == "running")
-        urgent = lab.done(lab.submit("print('now')", "urgent", cpus=1, band="high"))
+        urgent = lab.done(lab.submit("print('now')", "urgent", cpus=1))
         assert urgent.state == "succeeded"
         long = lab.done(long)
         assert (long.state, long.evictions, len(long.attempts)) == ("succeeded", 1, 2)
@@ -51,7 +51,7 @@ def test_an_elastic_job_gives_a_part_of_its_places_and_goes_on(tmp_path: Path) -
             checkpoint="every=1s,save=1s,restart=1s", steps=4000,
         )  # fmt: skip
         assert lab.until(wide, lambda job: job.state == "running").width == 3
-        urgent = lab.submit("import time; time.sleep(1)", "urgent", cpus=1, band="high")
+        urgent = lab.submit("import time; time.sleep(1)", "urgent", cpus=1)
         narrow = lab.until(wide, lambda job: len(job.attempts) == 2 and job.state == "running")
         assert narrow.width < 3
         assert lab.done(urgent).state == "succeeded"

@@ -18,7 +18,7 @@ from falaj.jobs.records import JobSpec, RoleSpec
 from falaj.platform import connect
 from tests.flows.receiver import free_port, receiving
 
-STEP = StepPlan("one", JOB, spec=JobSpec(("python3", "-c", "pass"), (RoleSpec(cpus=0.1, memory="64MiB"),)))
+STEP = StepPlan("one", JOB, spec=JobSpec(("python3", "-c", "pass"), (RoleSpec(cpus=0.1, memory="256MiB"),)))
 
 
 def until(done: Callable[[], bool], what: str) -> None:

@@ -45,7 +45,7 @@ say("end")
 """
 FILE = {
     "name": "s1", "project": "lab", "space": {"x": "float:0..1", "width": [64, 128]}, "metric": "valid_loss",
-    "trials": 8, "at_once": 4, "seed": 3, "cpus": 1, "memory": "32MiB", "retries": 1,
+    "trials": 8, "at_once": 4, "seed": 3, "cpus": 1, "memory": "100MiB", "retries": 1,
     "inputs": {"data": "dataset:lab/rows"}, "outputs": {"model": "model:lab/scorer"},
 }  # fmt: skip
 

@@ -50,6 +50,7 @@ def test_elastic_two_one_three(tmp_path: Path) -> None:
 
 def _busy(lab: Lab, folder: Path, name: str) -> JobView:
     """A job that nobody may move, until a file of its name is there."""
+    lab.here.queues.change("root/default", {"top_band": "high"})
     words = f"python3 {lab.script(BUSY, name)} {folder / name}"
-    job: JobView = lab.here.jobs.submit(words, name=name, cpus=1, memory="64MiB", band="high")
+    job: JobView = lab.here.jobs.submit(words, name=name, cpus=1, memory="256MiB", band="high")
     return job

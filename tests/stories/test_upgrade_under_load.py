@@ -99,7 +99,7 @@ def _effects(here: Any, told: Told, run: str) -> None:
 def _versions(made: Town) -> set[str]:
     """Of all four, as each of them tells."""
     here = made.client(made.people.admin)
-    seen = until(lambda: here.get("/ready")["replicas"], lambda all_: len(all_) == 4)
+    seen = until(lambda: here.get("/status")["replicas"], lambda all_: len(all_) == 4)
     return {one["version"] for one in seen}
 
 

@@ -13,7 +13,7 @@ from falaj.jobs.errands import submit
 from tests.jobs.lab import Lab
 from tests.town import refusal
 
-SMALL: dict[str, Any] = {"cpus": 0.1, "memory": "32MiB"}
+SMALL: dict[str, Any] = {"cpus": 0.1, "memory": "100MiB"}
 GOOD = """
 import os
 from falaj import worker

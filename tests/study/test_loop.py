@@ -154,24 +154,39 @@ def test_let_finish_waits_for_what_runs(desk: Desk) -> None:
     assert "no trial succeeded" in shown.note
 
 
-@pytest.mark.parametrize("what", ["suspend", "roles"])
-def test_an_owner_who_may_not_any_more_stops_the_sweep(desk: Desk, what: str) -> None:
+@pytest.mark.parametrize("how", ["suspend", "roles"])
+def test_sweep_rests_while_its_owner_may_not_work_and_goes_on_afterwards(desk: Desk, how: str) -> None:
     desk.add(at_once=2)
     desk.turn()
-    fatima = desk.town.as_("fatima")
-    if what == "suspend":
-        fatima.people.suspend("amal")
+    people = desk.town.as_("fatima").people
+    mona = desk.town.as_("mona")
+    if how == "suspend":
+        people.suspend("amal")
     else:
-        fatima.people.change("amal", roles=("approver",))
-        desk.town.as_("mona").jobs.cancel("job:fraud/s1-1")
+        people.change("amal", roles=("approver",))
+    mona.jobs.cancel("job:fraud/s1-1")
+    desk.turn(5)
+    shown = mona.sweeps.show(SWEEP)
+    assert (shown.state, len(shown.trials)) == ("running", 2), "it asks for nothing"
+    assert mona.jobs.show("job:fraud/s1-2").state == "held"
+    if how == "suspend":
+        people.resume("amal")
+    else:
+        people.change("amal", roles=("data-scientist",))
+    desk.turn(2)
+    assert len(desk.show().trials) == 3
+    assert mona.jobs.show("job:fraud/s1-2").state == "waiting"
+    assert desk.town.events(verb="guard.deny") == []
+
+
+def test_sweep_of_a_removed_account_is_stopped(desk: Desk) -> None:
+    desk.add(at_once=2)
+    desk.turn()
+    desk.town.as_("fatima").people.remove("amal")
     desk.turn(5)
     shown = desk.town.as_("mona").sweeps.show(SWEEP)
-    assert shown.state == "stopped"
-    assert ("suspended" if what == "suspend" else "role") in shown.note
-    assert {one.state for one in shown.trials} == {"cancelled"}
-    assert len(shown.trials) == 2
-    if what == "roles":
-        assert [event.body["action"] for event in desk.town.events(verb="guard.deny")] == ["jobs.add"]
+    assert (shown.state, shown.note) == ("stopped", "the account amal was removed")
+    assert {trial.state for trial in shown.trials} == {"cancelled"}
 
 
 @everywhere

@@ -104,9 +104,9 @@ def test_experiments_have_a_number_and_a_title_of_their_own(town: Town, amal: An
     made = amal.track.create("experiment:fraud/second", title="ما هو الاحتيال؟ ✓", tags={"team": "risk"})
     assert made.id.isdigit()
     track = town.house.track
-    assert track.titled("bank", made.title) == made.ref
+    assert track.find_titled("bank", made.title) == (made.ref,)
     assert track.experiment_ref("bank", made.id) == made.ref
-    assert track.experiment_ref("clinic", made.id) is track.titled("clinic", made.title) is None
+    assert (track.experiment_ref("clinic", made.id), track.find_titled("clinic", made.title)) == (None, ())
     for name, title in (("experiment:fraud/second", "new"), ("experiment:fraud/third", made.title)):
         with pytest.raises(Conflict):
             amal.track.create(name, title=title)

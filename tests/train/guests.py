@@ -33,7 +33,11 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     executor = ProcessExecutor(f"process:{tmp_path}/attempts?nodes=2&cpus=2000", {})
     (tmp_path / "checkpoints").mkdir()
     yield Lab(
-        executor, tuple(node.name for node in executor.capacity()), lambda name: str(tmp_path / name), patience_s=280.0
+        executor,
+        tuple(node.name for node in executor.capacity()),
+        lambda name: str(tmp_path / name),
+        patience_s=280.0,
+        amounts={"cpu": 500, "memory": 4096},
     )
     executor.close()
 

@@ -78,7 +78,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     executor = ProcessExecutor(f"process:{tmp_path}/attempts?nodes=2&cpus=2000", {})
     (tmp_path / "checkpoints").mkdir()
     nodes = tuple(node.name for node in executor.capacity())
-    yield Lab(executor, nodes, lambda name: str(tmp_path / name), patience_s=100.0)
+    amounts = {"cpu": 500, "memory": 1024}
+    yield Lab(executor, nodes, lambda name: str(tmp_path / name), patience_s=100.0, amounts=amounts)
     executor.close()
 
 

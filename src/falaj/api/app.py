@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,11 +14,11 @@ from falaj.api.carrier import Carrier
 from falaj.api.connections import ConnectionTable
 from falaj.api.deadlines import Deadlines
 from falaj.api.events import Events
-from falaj.api.figures import Figures
-from falaj.api.gate import Gate
+from falaj.api.figures import Figures, tells_shared
+from falaj.api.gate import AGENT_PATHS, KNOCK, Gate
 from falaj.api.lanes import Carried, Lanes, attempt
 from falaj.api.logs import enter
-from falaj.api.metrics import Metrics, by, counter, exposition, gauge
+from falaj.api.metrics import Family, Metrics, by, counter, exposition, gauge
 from falaj.api.pieces import BUNDLE, GET, PUT
 from falaj.api.quick import Quick
 from falaj.api.routes import OPEN, SHOW, Ask, Call, Route, Router
@@ -48,8 +48,12 @@ LARGE = 262_144
 DRAIN_BYTES, DRAIN_S = 1 << 20, 2.0
 ANONYMOUS_BYTES, ANONYMOUS_S = 65_536, 15.0
 """The largest body of a caller without an identity (who joins, exchanges a token or signs in), and its time."""
-READY_S = 1.0
-"""So long an answer to anybody's "ready?" is good for the next: they must not make us ask our stores without end."""
+LEDGER_PATIENCE_S = 10.0
+"""Seconds without an answer of the ledger store after which calls that need it fail at once."""
+ESSENTIAL = ("store", "version")
+"""Dependencies without which this replica can serve nothing; without any other it serves what does not need it."""
+WITHOUT_LEDGER = frozenset({b"/health", b"/ready", b"/v1/login", b"/v1/openapi.json"})
+"""Paths that are answered without the ledger store."""
 OUTSIDE_TIMES = 60
 """A call that acts outside the ledger may take this many times as long as another."""
 # An ASGI server runs every request as a task; without one nothing could be ended, and failing here says so.
@@ -89,7 +93,7 @@ class App:
         self.router = Router()
         self._limits = house.settings.limits
         self.connections = ConnectionTable(self._limits.connections, self._limits.connections_per_peer)
-        self.deadlines = Deadlines(self._limits.timeout_s)
+        self.deadlines = Deadlines(self._limits.timeout_s, self._is_ledger_silent)
         self.events = Events(house, self.lanes, self.gate, self.metrics, self.deadlines)
         self.carrier = Carrier(house, self.lanes)
         self._span = make_span()
@@ -100,7 +104,6 @@ class App:
         self.stopping = asyncio.Event()
         self.draining = False
         """True once we go: balancers look elsewhere, and what is asked is still answered."""
-        self._stands, self._looked = False, 0.0
         self.takers: dict[bytes, Taker] = {}
         self._add_routes()
         often = (route for route in self.router.routes() if route.call is not None and route.call.verb.often)
@@ -164,6 +167,11 @@ class App:
     async def _answer(self, ask: Ask) -> Answer | None:
         """Place, then caller, then path, then what was asked."""
         self.gate.check_place(ask)
+        if self._is_ledger_silent() and ask.path not in WITHOUT_LEDGER:
+            hint = "calls are answered again within seconds of its first answer; falaj doctor names the reason"
+            raise Unavailable(f"the ledger store has not answered for {LEDGER_PATIENCE_S:.0f} s", hint)
+        if self.house.fence.is_up and (ask.path in AGENT_PATHS or ask.path.startswith(KNOCK)):
+            raise Unavailable("this restored copy is fenced: it answers no agent and no webhook", "ask the old one")
         if self.door is not None and self.door.owns(ask.path):
             return await self.door.answer(ask)
         route = self.router.open(ask)
@@ -196,6 +204,7 @@ class App:
         add(Route("GET", "/v1/login", OPEN, self._login))
         add(Route("GET", "/v1/openapi.json", OPEN, self._document))
         add(Route("GET", "/ready", OPEN, self._ready))
+        add(Route("GET", "/status", "edge.status", self._status))
         add(Route("GET", "/metrics", "edge.metrics", self._metrics))
         for name in self.house.desks:
             try:
@@ -281,7 +290,7 @@ class App:
     def within(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> bytes:
         """In a lane: the guarded call and the JSON of its result."""
         enter(ctx.actor.id, ctx.request)
-        with self._span(call.action, ask.headers):
+        with self._span(call.action, ask.headers, ctx.tenant):
             return to_json(self.house.call(call.desk, call.verb.name, ctx, given))
 
     async def streamed(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any]) -> Answer | None:
@@ -310,7 +319,7 @@ class App:
 
     def _piped(self, call: Call, ask: Ask, ctx: Context, given: dict[str, Any], outlet: Outlet) -> bytes | None:
         enter(ctx.actor.id, ctx.request)
-        with self._span(call.action, ask.headers):
+        with self._span(call.action, ask.headers, ctx.tenant):
             result = self.house.call(call.desk, call.verb.name, ctx, given)
             if not isinstance(result, Stream):
                 return to_json(result)
@@ -342,11 +351,12 @@ class App:
         if (length(ask) or 0) > limit:
             raise _too_large(limit)
         try:
+            ask.receiving = True
             async with asyncio.timeout(ANONYMOUS_S if anonymous else None):
                 body = await self._whole(ask, limit)
         except TimeoutError:
             raise _slow_body() from None
-        ask.unread = False
+        ask.receiving = ask.unread = False
         if body and content_type(ask) not in kinds:
             raise Refusal(Invalid("the body is not declared as JSON", "send content-type: application/json"), 415)
         if b"content-encoding" in ask.headers:
@@ -378,6 +388,8 @@ class App:
         body = {
             "local": "local:" in self.house.settings.identity,
             "provider": {name: getattr(oidc, name) for name in shown},
+            "origin": self.house.fence.origin,
+            "fenced": self.house.fence.is_up,
         }
         return Answer(200, to_json(body), new_id())
 
@@ -389,19 +401,28 @@ class App:
         return Answer(200, self._openapi, new_id())
 
     async def _ready(self, ask: Ask) -> Answer:
-        """Whether callers may be led here; somebody with a token is told why not, and which replicas there are."""
+        """Whether a balancer should send callers here: whether this replica can serve anything at all.
+
+        A dependency that all replicas share must not take all of them out, so only ESSENTIAL ones count. The answer
+        comes from the last background checks and never waits for a dependency.
+        """
+        del ask
         if self.draining:
             raise Unavailable("this replica is going", "another one answers")
-        if b"authorization" in ask.headers:
-            await self.gate.admit(ask)
-            state = (await self.lanes.outside(self.house.ready)).unwrap()
-            seen = self.house.replicas()
-            told = state | ({"replicas": seen} if seen else {})
-            return Answer(200 if all(state.values()) else 503, to_json(told), new_id())
-        if time.monotonic() - self._looked > READY_S:
-            self._looked = time.monotonic()
-            self._stands = all((await self.lanes.outside(self.house.ready)).unwrap().values())
-        return Answer(200 if self._stands else 503, b'{"ready":%s}' % (b"false", b"true")[self._stands], new_id())
+        ready = not self.house.dependencies.problems(*ESSENTIAL)
+        return Answer(200 if ready else 503, b'{"ready":%s}' % (b"false", b"true")[ready], new_id())
+
+    async def _status(self, ask: Ask) -> Answer:
+        """Which dependencies answer this replica, why the others do not, and which replicas there are."""
+        del ask
+        health = self.house.dependencies.health()
+        ready = all(dependency.answers for dependency in health if dependency.name in ESSENTIAL)
+        fenced = self.house.fence.is_up
+        body = {"ready": ready, "fenced": fenced, "dependencies": health, "replicas": self.house.replicas()}
+        return Answer(200, to_json(body), new_id())
+
+    def _is_ledger_silent(self) -> bool:
+        return self.house.dependencies.unanswered_s("store") > LEDGER_PATIENCE_S
 
     async def _metrics(self, ask: Ask) -> Answer:
         """Counts over all tenants, so only the house's own people and services see them."""
@@ -410,7 +431,7 @@ class App:
         lanes = self.lanes
         found = [
             *self.metrics.families(),
-            by("version", "falaj_platform_replicas", "Replicas and gateways on this store.", self._versions()),
+            *self._versions(),
             gauge("falaj_lane_waiting", "Calls that no lane has taken yet.", lanes.waiting),
             counter("falaj_lane_calls_total", "Calls run in lanes since the start.", lanes.calls),
             counter("falaj_lane_commits_total", "Groups those calls were committed in.", lanes.batches),
@@ -418,12 +439,14 @@ class App:
         ]
         return Answer(200, exposition(found), new_id(), TEXT)
 
-    def _versions(self) -> Counter[str]:
-        return Counter(one.version for one in self.house.replicas())
+    def _versions(self) -> Iterator[Family]:
+        if tells_shared(self.house):
+            versions = Counter(replica.version for replica in self.house.replicas())
+            yield by("version", "falaj_platform_replicas", "Replicas and gateways on this store.", versions)
 
 
 def _too_late(ask: Ask) -> Answer:
-    if ask.unread:
+    if ask.receiving and _has_body(ask):
         return render(_slow_body())
     hint = "ask again with the same Idempotency-Key to learn the outcome"
     return render(Unavailable("no answer in time", hint), ask.request)

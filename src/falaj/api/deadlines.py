@@ -1,6 +1,8 @@
 """Deadlines: requests that take too long are ended, by one timer for all instead of one for each."""
 
 import asyncio
+import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 FINEST_S = 0.05
@@ -16,8 +18,9 @@ class Timed(Protocol):
 class Deadlines:
     """Tasks and when they must be done. Looking a few times in each span is exact enough and costs a request little."""
 
-    def __init__(self, span_s: float) -> None:
-        self._span_s = span_s
+    def __init__(self, span_s: float, ends_all: Callable[[], bool] = lambda: False) -> None:
+        """While `ends_all` holds, every open task is ended: what it waits for will not answer in time."""
+        self._span_s, self._ends_all = span_s, ends_all
         self._open: dict[Timed, float] = {}
         self._late: set[Timed] = set()
         self._unhurried: set[asyncio.Task[object]] = set()
@@ -25,7 +28,7 @@ class Deadlines:
     def start(self) -> None:
         """Begin to look."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = math.inf if self._ends_all() else loop.time()
         for task in [task for task, until in self._open.items() if until < now]:
             del self._open[task]
             if isinstance(task, asyncio.Future):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from falaj.platform import House
 
 DESK, VERB = "audit", "watch"
-"""The verb that says whether one may listen. It is asked, and recorded, when a stream opens."""
+"""The verb that says whether one may listen. It is asked, and recorded, when a stream opens; and asked again before
+more is sent."""
 FILTERS = ("verb", "actor", "request", "kind", "project", "name", "version")
 PAGE = 500
 STREAMS_EACH = 16
@@ -95,9 +96,10 @@ class Events:
         await ask.send({"type": "http.response.body", "body": LAST if self._ending else b""})
 
     async def _still_welcome(self, ask: Ask, ctx: Context) -> None:
-        """A caller whose token was revoked or ended a second ago is sent nothing more."""
+        """A caller whose token or right ended a second ago is sent nothing more."""
         if await self._gate.identify(ask) != ctx.actor:
             raise Invalid("the caller's roles changed", "open the stream again")
+        (await self._lanes.inside(self._house.check, DESK, VERB, ctx, {})).unwrap()
 
     async def _page(self, ctx: Context, after: str, where: dict[str, str]) -> list[tuple[str, bytes]]:
         found: list[tuple[str, bytes]] = (await self._lanes.outside(self._read, ctx, after, where)).unwrap()

@@ -32,6 +32,8 @@ SHARE = 0.02
 """Where there is so much to count that it would take more of the time than this, it is counted less often."""
 MOST, MOST_SERIES = 20_000, 200
 """Records of one kind that are counted, and series of one metric."""
+SHARED_BY = "seal"
+"""The loop whose leader tells what all replicas share."""
 HEARD_S = 120.0
 MIB = 1 << 20
 
@@ -73,18 +75,22 @@ class Figures:
 
     def families(self) -> list[Family]:
         """All of them; in a thread, since it reads. Two who ask at once cause one count."""
-        with self._lock:
-            found = [*_ledger(self._house), *_loops(self._house)]
-            found += [*(_backups(self._house) if "store" in self._house.desks else ()), *traces()]
-            for room, (every_s, part) in PARTS.items():
-                if room in self._house.desks:
-                    found += self._of(room, every_s, part)
+        with self._lock, self._house.ledger.polling():
+            shares = tells_shared(self._house)
+            found = [*_ledger(self._house), *_loops(self._house), *traces()]
+            if shares and "store" in self._house.desks:
+                found += _backups(self._house)
+            with self._house.ledger.read(self._house.system()) as tx:  # one transaction for all parts
+                for room, (every_s, part) in PARTS.items():
+                    if room in self._house.desks:
+                        counted = self._of(tx, room, every_s, part)
+                        found += [family for family in counted if shares or family.kind != GAUGE]
             cut = {room: 1.0 for rooms in self._cut.values() for room in rooms}
             found.append(by("room", "falaj_figures_cut", "Rooms of which only a part is counted here.", cut))
             said = "Times that a room could not be counted."
             return [*found, by("room", "falaj_figures_failed_total", said, self._failed, COUNTER)]
 
-    def _of(self, room: str, every_s: float, part: Part) -> list[Family]:
+    def _of(self, tx: Reader, room: str, every_s: float, part: Part) -> list[Family]:
         due, kept = self._kept.get(room, (0.0, []))
         now = time.monotonic()
         if now < due:
@@ -92,8 +98,7 @@ class Figures:
         house, ctx, cut = self._house, self._house.system(), set[str]()
         try:
             known = tuple(sorted({HOUSE, *tenants(house.ledger)}))
-            with house.ledger.read(ctx) as tx:
-                kept = list(part(Look(house, tx, ctx, known, cut)))
+            kept = list(part(Look(house, tx, ctx, known, cut)))
             self._cut[room] = cut
         except (FalajError, LookupError, TypeError, ValueError):
             # Also records that are not as they are thought to be: no room may hide the others from whoever watches.
@@ -101,6 +106,15 @@ class Figures:
         ended = time.monotonic()
         self._kept[room] = (ended + max(every_s, (ended - now) / SHARE), kept)
         return kept
+
+
+def tells_shared(house: "House") -> bool:
+    """Whether this process tells gauges about what all replicas share: the one that leads the loop SHARED_BY.
+
+    So a sum over replicas counts each thing once. A process that has no such loop is the only one that could tell.
+    """
+    leads = [loop.leads for loop in house.turned() if loop.loop == SHARED_BY]
+    return not leads or any(leads)
 
 
 def _ledger(house: "House") -> Iterator[Family]:

@@ -11,13 +11,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from falaj.api.answers import Refusal, render
 from falaj.api.gate import Gate
+from falaj.api.identities import peer_network
 from falaj.api.lanes import Lanes
 from falaj.api.logs import enter
 from falaj.api.messages import METHODS, PACKAGE, SERVICE, answered, asked, proto_text
@@ -25,7 +28,7 @@ from falaj.api.routes import Ask
 from falaj.api.server import Address
 from falaj.api.tls import local_names, local_tls
 from falaj.core.context import Context
-from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
+from falaj.core.errors import FalajError, Invalid, NotFound, QuotaExceeded, Unavailable
 from falaj.core.settings import Tls
 from falaj.core.verb import verb_of
 
@@ -41,7 +44,12 @@ from grpc import aio
 
 __all__ = ["FeatureDoor", "proto_text", "serve_grpc"]
 DESK, VERB = "features", "read"
-AT_ONCE, LANES = 1000, 2
+AT_ONCE, AT_ONCE_SHARE, LANES = 1000, 320, 2
+"""Calls that are open at once, in sum and of one caller (of one peer while its callers are verified)."""
+CONNECTIONS = 1024
+"""Open connections; the library closes further ones at once, and knows no bound for one peer."""
+HANDSHAKE_S, UNUSED_S = 10.0, 60.0
+"""Seconds for a connection's TLS and HTTP/2 handshakes, and without a call after which it is closed."""
 IDLE_S = 300.0
 """A stream in which nothing is asked for so long is ended."""
 GRACE_S = 10.0
@@ -122,7 +130,10 @@ class FeatureDoor:
         limit = house.settings.limits.body_bytes
         options = (
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", limit),
-            ("grpc.max_send_message_length", -1), ("grpc.max_concurrent_streams", AT_ONCE),
+            ("grpc.max_send_message_length", -1), ("grpc.max_concurrent_streams", AT_ONCE_SHARE),
+            ("grpc.max_allowed_incoming_connections", CONNECTIONS),
+            ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+            ("grpc.max_connection_idle_ms", int(UNUSED_S * 1000)),
         )  # fmt: skip
         server = aio.server(handlers=(calls,), options=options, maximum_concurrent_rpcs=AT_ONCE)
         try:
@@ -167,6 +178,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, house: "House", lanes: Lanes, gate: Gate) -> None:
         self._house, self._lanes, self._gate = house, lanes, gate
         self._timeout_s = house.settings.limits.timeout_s
+        self._open = Counter[object]()
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call; bytes in, bytes out, so that nothing is parsed for strangers."""
@@ -181,11 +193,13 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         ask = None
         try:
             ask = _ask(context)
-            await self._gate.identify(ask)
-            body = await self._next(context) if exists else None
-            if body is aio.EOF:
-                raise Invalid("the call has no message, or one above limits.body_bytes", "send one ReadRequest")
-            return await self._read(ask, body)
+            with self._share(peer_network(ask.peer)):
+                caller = await self._gate.identify(ask)
+            with self._share((caller.tenant, caller.id)):
+                body = await self._next(context) if exists else None
+                if body is aio.EOF:
+                    raise Invalid("the call has no message, or one above limits.body_bytes", "send one ReadRequest")
+                return await self._read(ask, body)
         except (FalajError, Refusal) as error:
             return await self._refuse(context, ask, error)
 
@@ -198,11 +212,26 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         ask = None
         try:
             ask = _ask(context)
-            await self._gate.admit(ask)
-            while (body := await self._next(context)) is not aio.EOF:
-                yield await self._read(ask, body)
+            with self._share(peer_network(ask.peer)):
+                caller = await self._gate.admit(ask)
+            with self._share((caller.tenant, caller.id)):
+                while (body := await self._next(context)) is not aio.EOF:
+                    yield await self._read(ask, body)
         except (FalajError, Refusal) as error:
             await self._refuse(context, ask, error)
+
+    @contextmanager
+    def _share(self, key: object) -> Iterator[None]:
+        """Count a call to its peer or caller while it is open; QuotaExceeded above the share of each."""
+        if self._open[key] >= AT_ONCE_SHARE:
+            raise QuotaExceeded(f"{AT_ONCE_SHARE} calls are open at once", "end some of them, and try again")
+        self._open[key] += 1
+        try:
+            yield
+        finally:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
 
     async def _next(self, context: Any) -> Any:
         try:

@@ -44,6 +44,7 @@ class Ask:
         "peer",
         "query",
         "receive",
+        "receiving",
         "request",
         "scheme",
         "send",
@@ -73,6 +74,8 @@ class Ask:
         self.actor: Actor | None = None
         self.named: Mapping[str, str] = {}
         self.unread = True
+        self.receiving = False
+        """While its body is being read."""
 
     @property
     def caller(self) -> Actor:

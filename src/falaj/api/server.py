@@ -188,6 +188,7 @@ def serve(
 
     sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
     house.join("api", server.url)
+    house.dependencies.start()
     house.start_loops()
     try:
         server.go(on_ready, renew, leave)

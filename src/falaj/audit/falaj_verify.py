@@ -5,9 +5,14 @@
     python falaj_verify.py pack.zip --key <public key>      ... and that it is signed by the log whose key you know
     python falaj_verify.py pack.zip --known checkpoint.txt  ... and that nothing you saw earlier was taken back
     python falaj_verify.py proof.json --key <public key>    the proof of a single event
+    python falaj_verify.py certificate.json --key <key>     an erasure certificate, with the proof inside it
+    python falaj_verify.py answer/ --key <public key>       an answer to an access request: every file of the folder
+    python falaj_verify.py answer/ --log pack.zip           ... by the keys that this pack of the log shows
+    python falaj_verify.py --lang ar --help                 help and reports in Arabic
 
-Needs Python 3.10 or newer and the package `cryptography`. Exit code: 0 all is well, 1 something is damaged or untrue
-(the report says where), 2 the check could not be made.
+Needs Python 3.10 or newer and nothing else. Exit code: 0 intact, 1 damaged or untrue (the report says where), 2 the
+check could not be made: also where nothing was changed, but no trusted key shows which log signed a proof, a
+certificate or an answer.
 
 What is in a pack (every number is an event's index in the log, counted from 0):
 
@@ -29,25 +34,29 @@ n leaves has the largest power of two below n on its left. A checkpoint is a C2S
 the lines `time` (microseconds), `number`, `previous` (SHA-256 of the previous text), `key` (which signs), signatures.
 """
 
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036 - the auditor chooses the Python; before what an older one cannot read
+    sys.stderr.write("cannot check: this verifier needs Python 3.10 or newer\n")
+    sys.exit(2)
+
 import argparse
 import base64
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
 import re
 import struct
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import sha256
+from functools import lru_cache
+from hashlib import sha256, sha512
 from pathlib import Path
-from typing import Any
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from typing import Any, NoReturn
 
 FORMAT = "falaj-evidence/1"
 SEGMENT = 16384  # a segment ends where the index is a multiple of this, so that whole subtrees fit in it
@@ -64,6 +73,11 @@ Problem = dict[str, Any]
 Place = tuple[str, int, int, int]  # path, offset, size, checksum (-1: none)
 Piece = tuple[int, bytes]  # a perfect subtree: height, hash
 MALFORMED = (KeyError, TypeError, AttributeError, ValueError, IndexError)
+# What a machine, a disk or an unforeseen file may raise: the check ends with exit code 2.
+UNFORESEEN = (
+    *MALFORMED, ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, OSError, RuntimeError,
+    struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 class CannotCheck(Exception):
@@ -76,6 +90,101 @@ class Damage(Exception):
     def __init__(self, what: str, **where: Any) -> None:
         super().__init__(what)
         self.problem: Problem = {"what": what, **where}
+
+
+# ---------------------------------------------------------------- Ed25519 (RFC 8032), verification only, strict
+
+# Points are (X, Y, Z, T) with x = X/Z, y = Y/Z, xy = T/Z on -x² + y² = 1 + dx²y². A table holds the multiples 1..15 of
+# each power of 16 of a point as (Y-X, Y+X, 2Z, 2dT), so that a product is 64 additions and no doubling.
+Point = tuple[int, int, int, int]
+PRIME = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+CURVE_D = -121665 * pow(121666, -1, PRIME) % PRIME
+ROOT_OF_MINUS_ONE = pow(2, (PRIME - 1) // 4, PRIME)
+IDENTITY: Point = (0, 1, 1, 0)
+BASE_POINT = bytes([0x58] + [0x66] * 31)
+
+
+@lru_cache(maxsize=1024)
+def verify_ed25519(public: bytes, signature: bytes, message: bytes) -> bool:
+    """True when `signature` is valid. Refuses every second encoding: S >= L, y >= p, and points of small order."""
+    table = multiples_of(public) if len(public) == 32 else None
+    if table is None or len(signature) != 64:
+        return False
+    scalar = int.from_bytes(signature[32:], "little")
+    if scalar >= ORDER:
+        return False
+    challenge = int.from_bytes(sha512(signature[:32] + public + message).digest(), "little") % ORDER
+    base = multiples_of(BASE_POINT) or []
+    point = add_multiple(add_multiple(IDENTITY, base, scalar), table, (ORDER - challenge) % ORDER)
+    return encode_point(point) == signature[:32] and not has_small_order(point)
+
+
+@lru_cache(maxsize=64)
+def multiples_of(encoded: bytes) -> list[list[Point]] | None:
+    """The table of an encoded point; None for bytes that encode no point, or one of small order."""
+    point = decode_point(encoded)
+    if point is None or has_small_order(point):
+        return None
+    table = []
+    for _ in range(64):
+        row, multiple = [], point
+        for _ in range(15):
+            x, y, z, t = multiple
+            row.append(((y - x) % PRIME, (y + x) % PRIME, 2 * z % PRIME, 2 * CURVE_D * t % PRIME))
+            multiple = add_row(multiple, row[0])
+        table.append(row)
+        point = multiple
+    return table
+
+
+def add_multiple(point: Point, table: list[list[Point]], scalar: int) -> Point:
+    """The point plus `scalar` times the table's point."""
+    for row in table:
+        digit = scalar & 15
+        scalar >>= 4
+        if digit:
+            point = add_row(point, row[digit - 1])
+    return point
+
+
+def add_row(point: Point, row: Point) -> Point:
+    """The sum of a point and an entry of a table; the formula holds for all points, equal ones too."""
+    x, y, z, t = point
+    a, b, c, d = (y - x) * row[0] % PRIME, (y + x) * row[1] % PRIME, t * row[3] % PRIME, z * row[2] % PRIME
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % PRIME, g * h % PRIME, f * g % PRIME, e * h % PRIME
+
+
+def has_small_order(point: Point) -> bool:
+    """True for the eight points that eight times themselves are the identity."""
+    for _ in range(3):
+        x, y, z, t = point
+        point = add_row(point, ((y - x) % PRIME, (y + x) % PRIME, 2 * z % PRIME, 2 * CURVE_D * t % PRIME))
+    return point[0] % PRIME == 0 and (point[1] - point[2]) % PRIME == 0
+
+
+def decode_point(encoded: bytes) -> Point | None:
+    """The point that 32 bytes encode in the one way it can be encoded, or None."""
+    number = int.from_bytes(encoded, "little")
+    sign, y = number >> 255, number & (2**255 - 1)
+    if y >= PRIME:
+        return None
+    square = (y * y - 1) * pow(CURVE_D * y * y + 1, -1, PRIME) % PRIME
+    x = pow(square, (PRIME + 3) // 8, PRIME)
+    if (x * x - square) % PRIME:
+        x = x * ROOT_OF_MINUS_ONE % PRIME
+    if (x * x - square) % PRIME or (x == 0 and sign):
+        return None
+    x = PRIME - x if x & 1 != sign else x
+    return x, y, 1, x * y % PRIME
+
+
+def encode_point(point: Point) -> bytes:
+    """The 32 bytes of a point."""
+    inverse = pow(point[2], -1, PRIME)
+    x, y = point[0] * inverse % PRIME, point[1] * inverse % PRIME
+    return (y | (x & 1) << 255).to_bytes(32, "little")
 
 
 # ---------------------------------------------------------------- the container: a folder or a zip file
@@ -194,12 +303,7 @@ class Note:
         for signer, key_hash, raw in self.signatures:
             if signer == name and key_hash == key_id(name, public, kind):
                 stamp = f"cosignature/v1\ntime {int.from_bytes(raw[:8], 'big')}\n" if kind == 4 else ""
-                try:
-                    key = Ed25519PublicKey.from_public_bytes(public)
-                    key.verify(raw[8:] if kind == 4 else raw, (stamp + self.text).encode())
-                except (InvalidSignature, ValueError):
-                    return False
-                return True
+                return verify_ed25519(public, raw[8:] if kind == 4 else raw, (stamp + self.text).encode())
         return False
 
 
@@ -765,7 +869,7 @@ class Pack:
             if not well or len(held) != entry["bytes"] or sha256(held).hexdigest() != entry["sha256"]:
                 self.add("the file is not the one that was vouched for", file=name)
         event, note = read_json(proof["event"].encode(), "evidence.proof.json"), Checkpoint(proof["note"])
-        found = check_proof(data, argparse.Namespace(key=[key.public for key in self.keys]))
+        found = check_proof(data, Trust([key.public for key in self.keys]))
         self.problems += [problem | {"file": "evidence.proof.json"} for problem in found["problems"]]
         digest = f"sha256:{sha256(raw).hexdigest()}"
         if (event["verb"], event["body"]["digest"], note.origin) != ("audit.attest", digest, self.origin):
@@ -800,15 +904,48 @@ class Pack:
                 self.add(f"no checkpoint in the pack is cosigned by {name}", file="checkpoints.jsonl")
 
 
-def check_proof(data: bytes, options: argparse.Namespace) -> dict[str, Any]:
-    """One event's proof: {event, index, size, leaf, hashes, note}, by the key given or else the key of its note."""
+@dataclass
+class Trust:
+    """What the auditor holds by another way: keys of the log, and a pack of it whose roots are compared."""
+
+    keys: list[bytes]
+    log: Pack | None = None
+
+    def check_checkpoint(self, note: Checkpoint) -> list[Problem]:
+        """The checkpoint must be signed by the key it names, that key be trusted, and its root stand in the log."""
+        problems: list[Problem] = []
+        if not note.signed_by(note.origin, note.key) or (self.keys and note.key not in self.keys):
+            problems.append({"what": "the checkpoint is not signed by the log's key", "checkpoint": note.number})
+        log = self.log
+        if log is not None and (
+            note.origin != log.origin or (log.start < note.size <= log.stop and log.roots.get(note.size) != note.root)
+        ):
+            problems.append({"what": "the checkpoint is not in the log of this pack", "checkpoint": note.number})
+        return problems
+
+
+def read_trust(options: argparse.Namespace) -> Trust:
+    """The keys given, those of the checkpoints seen earlier, and every key that the pack of the log introduces."""
+    keys = list(options.key)
+    keys += [note.key for note in options.known if note.signed_by(note.origin, note.key)]
+    if options.log is None:
+        return Trust(keys)
+    if not options.log.exists():
+        raise CannotCheck("there is no such file or folder")
+    log = Pack(options.log, options)
+    if not log.check()["ok"]:
+        raise CannotCheck(f"the pack that --log names is damaged: {in_words(log.problems[0])}")
+    return Trust([*keys, *(key.public for key in log.keys)], log)
+
+
+def check_proof(data: bytes, trust: Trust) -> dict[str, Any]:
+    """One event's proof: {event, index, size, leaf, hashes, note}, by trusted keys or else the key of its note."""
     problems: list[Problem] = []
     try:
         proof = read_json(data, "proof")
         note, path = Checkpoint(proof["note"]), [bytes.fromhex(text) for text in proof["hashes"]]
         leaf, index = sha256(b"\x00" + proof["event"].encode()).digest(), proof["index"]
-        if not note.signed_by(note.origin, note.key) or (options.key and note.key not in options.key):
-            problems.append({"what": "the checkpoint is not signed by the log's key", "checkpoint": note.number})
+        problems += trust.check_checkpoint(note)
         if proof["size"] != note.size or root_from_inclusion(leaf, index, note.size, path) != note.root:
             problems.append({"what": "the event is not in the log at that place", "event": index})
         if proof["leaf"] != leaf.hex():
@@ -817,10 +954,97 @@ def check_proof(data: bytes, options: argparse.Namespace) -> dict[str, Any]:
         return report([damage.problem], [], {})
     except MALFORMED as error:
         return report([{"what": f"something is missing or not what it must be: {error}", "file": "proof"}], [], {})
-    key = base64.b64encode(note.key).decode()
-    return report(
-        problems, [], {"origin": note.origin, "events": 1, "checkpoints": 1, "key": key, "pinned": bool(options.key)}
+    key, pinned = base64.b64encode(note.key).decode(), bool(trust.keys)
+    return report(problems, [], {
+        "origin": note.origin, "events": 1, "checkpoints": 1, "key": key, "pinned": pinned, "kind": "proof",
+    })  # fmt: skip
+
+
+# ---------------------------------------------------------------- certificates and answers to access requests
+
+
+def check_certificate(data: bytes, trust: Trust) -> dict[str, Any]:
+    """An erasure certificate: its statement against its digest, signature, and the event that the proof proves."""
+    name, problems = "certificate", list[Problem]()
+    try:
+        certificate = read_json(data, name)
+        statement, digest = certificate["statement"].encode(), certificate["digest"]
+        proof, public = certificate["proof"], unb64(certificate["key"])
+        if f"sha256:{sha256(statement).hexdigest()}" != digest:
+            problems.append({"what": "the statement is not the one that the digest names", "file": name})
+        if not verify_ed25519(public, unb64(certificate["signature"]), statement):
+            problems.append({"what": "the signature does not fit the statement", "file": name})
+        if not isinstance(proof, dict):
+            raise Damage("the proof is missing", file=name)
+        checked = check_proof(json.dumps(proof).encode(), trust)
+        problems += checked["problems"]
+        event = read_json(str(proof["event"]).encode(), name)
+        if (event["verb"], event["body"]["digest"]) != ("privacy.certify", digest):
+            problems.append({"what": "the proven event is about something else than this statement", "file": name})
+        state = read_json(statement, name).get("state", "")
+        if certificate.get("state", state) != state or event["body"].get("state", state) != state:
+            problems.append({"what": "the certificate's state is not the one in its statement", "file": name})
+        problems += check_signer(public, Checkpoint(proof["note"]), trust, name)
+    except Damage as damage:
+        return report([damage.problem], [], {})
+    except MALFORMED as error:
+        return report([{"what": f"something is missing or not what it must be: {error}", "file": name}], [], {})
+    facts = {key: checked[key] for key in ("origin", "events", "checkpoints", "key", "pinned") if key in checked}
+    return report(problems, [], facts | {"kind": "certificate", "state": state})
+
+
+def check_signer(public: bytes, note: Checkpoint, trust: Trust, name: str) -> list[Problem]:
+    """A statement is signed by a trusted key; without one by the key of its checkpoint, which proves nothing yet."""
+    if public in (trust.keys or [note.key]):
+        return []
+    what = (
+        "the statement is not signed by a key you gave"
+        if trust.keys
+        else "the statement is signed by another key than its checkpoint: give the log's keys (--key, --log)"
     )
+    return [{"what": what, "file": name}]
+
+
+def check_answer(folder: Path, trust: Trust) -> dict[str, Any]:
+    """An answer to an access request: every file against manifest.json, its signature, and the proof of its event."""
+    problems, facts = list[Problem](), dict[str, Any]()
+    try:
+        raw = (folder / "manifest.json").read_bytes()
+        files = dict(read_json(raw, "manifest.json")["files"])
+        facts = {"kind": "answer", "files": len(files), "pinned": bool(trust.keys)}
+        present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+        own = {"manifest.json", "signature.json", "proof.json"}
+        missing = (set(files) - set(present)) | (own - set(present))
+        problems += [{"what": "the file is missing", "file": name} for name in sorted(missing)]
+        extra = sorted(set(present) - own - set(files))
+        problems += [{"what": "the file is not in the manifest", "file": name} for name in extra]
+        for name in sorted(set(files) & set(present)):
+            if f"sha256:{sha256(present[name].read_bytes()).hexdigest()}" != files[name]:
+                problems.append({"what": "the file is not the one in the manifest", "file": name})
+        if not missing & own:
+            facts |= check_answer_proof(present, f"sha256:{sha256(raw).hexdigest()}", trust, problems)
+    except Damage as damage:
+        problems.append(damage.problem)
+    except MALFORMED as error:
+        problems.append({"what": f"something is missing or not what it must be: {error}", "file": "manifest.json"})
+    return report(problems, [], facts)
+
+
+def check_answer_proof(present: dict[str, Path], digest: str, trust: Trust, problems: list[Problem]) -> dict[str, Any]:
+    """The signature beside an answer, and the proof that the log holds the event in which its manifest was signed."""
+    data = present["proof.json"].read_bytes()
+    signature = read_json(present["signature.json"].read_bytes(), "signature.json")
+    public = unb64(signature["key"])
+    if not verify_ed25519(public, unb64(signature["signature"]), digest.encode()):
+        problems.append({"what": "the signature does not fit the manifest", "file": "signature.json"})
+    checked = check_proof(data, trust)
+    problems += checked["problems"]
+    proof = read_json(data, "proof.json")
+    event = read_json(str(proof["event"]).encode(), "proof.json")
+    if (event["verb"], event["body"]["manifest"]) != ("privacy.sign", digest):
+        problems.append({"what": "the proven event is about something else than this manifest", "file": "proof.json"})
+    problems += check_signer(public, Checkpoint(proof["note"]), trust, "signature.json")
+    return {key: checked[key] for key in ("origin", "events", "checkpoints", "key") if key in checked}
 
 
 # ---------------------------------------------------------------- the report and the command
@@ -832,14 +1056,160 @@ def report(problems: list[Problem], notes: list[str], facts: dict[str, Any]) -> 
     for kind in ("checkpoint", "event"):
         placed = [problem for problem in problems if kind in problem]
         first = min(placed, key=lambda p: (p[kind], "line" not in p)) if placed else first
-    return {"ok": not problems, "first": first, "problems": problems, "notes": notes, **facts}
+    # A pack shows the log itself, with its key to compare; what is taken out of a log needs a key that is trusted.
+    unproven = not problems and facts.get("kind") in ("proof", "certificate", "answer") and not facts["pinned"]
+    ok = not problems and not unproven
+    return {"ok": ok, "unproven": unproven, "first": first, "problems": problems, "notes": notes, **facts}
 
 
-def in_words(problem: Problem) -> str:
+ARABIC = {
+    "file": "الملف", "line": "السطر", "event": "الحدث", "checkpoint": "نقطة التحقق", "bytes": "البايتات",
+    "OK: {} events under {} checkpoints of {}": "سليم: {} حدثًا تحت {} نقطة تحقق في السجل {}",
+    "OK: certificate, proven by the log {}": "سليم: شهادة يُثبتها السجل {}",
+    "OK: PARTIAL certificate (its statement lists what was not searched), proven by {}":
+        "سليم: شهادة جزئية (يذكر بيانها ما لم يُبحث فيه) يُثبتها السجل {}",
+    "the certificate's state is not the one in its statement": "حالة الشهادة غير المذكورة في بيانها",
+    "OK: answer, {} files as they were signed, proven by the log {}":
+        "سليم: رد على طلب اطلاع، وعدد ملفاته كما وُقّعت {}، يُثبته السجل {}",
+    "OK: one event, proven by the log {}": "سليم: حدث واحد يُثبته السجل {}",
+    "AUTHENTICITY UNPROVEN: nothing in it was changed, but no trusted key shows which log signed it":
+        "الأصالة غير مثبتة: لم يتغيّر شيء من محتواه، لكن لا مفتاح موثوقًا يُثبت أي سجل وقّعه",
+    "it names the key {} of the log {}": "يذكر المفتاح {} للسجل {}",
+    "give the log's key (--key) or an evidence pack of the log (--log)":
+        "أعطِ مفتاح السجل (--key) أو حزمة أدلة من السجل (--log)",
+    "the key is the one of the pack that --log names: compare it with one you were given":
+        "المفتاح هو مفتاح الحزمة المذكورة في --log: قارنه بمفتاح وصلك بطريق آخر",
+    "the checkpoint is not in the log of this pack": "نقطة التحقق ليست في سجل هذه الحزمة",
+    "the pack that --log names is damaged: {}": "الحزمة المذكورة في --log تالفة: {}",
+    "usage: ": "الاستخدام: ", "options": "الخيارات", "what is checked": "ما يُتحقق منه",
+    "Check a Falaj evidence pack, proof, certificate or access answer, offline.":
+        "تتحقق دون اتصال بالشبكة من حزمة أدلة أو إثبات أو شهادة محو أو رد على طلب اطلاع من منصة فلج.",
+    "Exit code: 0 intact, 1 damaged or untrue, 2 could not be checked or authenticity unproven.":
+        "رمز الخروج: 0 سليم، 1 تالف أو غير صحيح، 2 تعذّر التحقق أو الأصالة غير مثبتة.",
+    "a pack or an access answer (zip file or folder), a certificate, or a proof (JSON)":
+        "حزمة أو رد على طلب اطلاع (ملف مضغوط أو مجلد) أو شهادة أو إثبات (JSON)",
+    "a key of the log that you were given by another way": "مفتاح للسجل وصلك بطريق آخر",
+    "an evidence pack of the log: its keys are trusted once it is checked":
+        "حزمة أدلة من السجل: تُعتمد مفاتيحها بعد التحقق منها",
+    "a checkpoint seen earlier or by a witness": "نقطة تحقق شوهدت من قبل أو عند شاهد",
+    "demand this cosignature": "اشتراط هذا التوقيع المشارك",
+    "how many processes; as many as there are cores when 0": "عدد العمليات المتوازية، وبعدد أنوية المعالج عند 0",
+    "the language of help and report; that of LC_ALL or LANG when not given":
+        "لغة المساعدة والتقرير، ولغة البيئة (LC_ALL أو LANG) إن لم تُذكر",
+    "print the whole report as JSON": "طباعة التقرير كله بصيغة JSON",
+    "no progress bar": "بلا شريط تقدّم",
+    "show this help and exit": "عرض هذه المساعدة ثم الخروج",
+    "DAMAGED: {}": "تالف: {}",
+    "cannot check: {}": "تعذّر التحقق: {}",
+    "with {} files of evidence ({}), vouched for by {}": "ومعه {} من ملفات الأدلة ({})، وشهد لها {}",
+    "this is evidence, not certification": "هذه أدلة وليست شهادة امتثال",
+    "witnessed by {} up to event {}": "شهد عليه {} حتى الحدث {}",
+    "the log's key is {}": "مفتاح السجل هو {}",
+    "compare it with what you were given by another way (--key)": "قارنه بما وصلك بطريق آخر (--key)",
+    "note: {}": "ملاحظة: {}",
+    "interrupted": "أوقفه المستخدم",
+    "there is no such file or folder": "لا يوجد ملف أو مجلد بهذا الاسم",
+    "this is not an evidence pack: neither a folder nor a zip file nor a proof":
+        "ليس حزمة أدلة: لا مجلدًا ولا ملفًا مضغوطًا ولا إثباتًا",
+    "the following arguments are required: {}": "ينقص ما يلي: {}",
+    "unrecognized arguments: {}": "خيارات غير معروفة: {}",
+    "an option cannot be read: {}": "تعذّرت قراءة أحد الخيارات: {}",
+    "the file is missing": "الملف مفقود",
+    "the file is not in the manifest": "الملف غير مذكور في البيان",
+    "the file is not the one in the manifest": "الملف ليس هو المذكور في البيان",
+    "this file does not belong to a pack": "هذا الملف لا ينتمي إلى الحزمة",
+    "the zip file is cut off or its directory is damaged ({})": "الملف المضغوط مبتور أو فهرسه تالف ({})",
+    "the zip header of this file is damaged": "ترويسة هذا الملف في الملف المضغوط تالفة",
+    "the zip directory is damaged": "فهرس الملف المضغوط تالف",
+    "this file cannot be read as JSON": "تعذّرت قراءة هذا الملف بصيغة JSON",
+    "this file does not hold a JSON object": "لا يحتوي هذا الملف كائن JSON",
+    "something is missing or not what it must be: {}": "شيء ناقص أو على غير ما يجب: {}",
+    "this verifier reads {}": "تقرأ أداة التحقق هذه الصيغة {}",
+    "a key was introduced by a checkpoint that does not name it": "أُدخل مفتاح بنقطة تحقق لا تذكره",
+    "a key was introduced without the signatures of the new and the old key":
+        "أُدخل مفتاح بغير توقيعي المفتاحين الجديد والقديم",
+    "the keys' times of validity leave a gap": "في مدد صلاحية المفاتيح انقطاع",
+    "the newest key is missing": "أحدث مفتاح مفقود",
+    "the log was never signed by the key you gave": "لم يُوقَّع السجل قط بالمفتاح الذي أعطيته",
+    "the log's signature does not fit the manifest: one of the two was changed":
+        "توقيع السجل لا يطابق البيان: غُيّر أحدهما",
+    "the hashes before the pack are not those of a tree of that size": "البصمات السابقة للحزمة ليست لشجرة بهذا الحجم",
+    "the pack does not begin at the checkpoint before it": "لا تبدأ الحزمة عند نقطة التحقق السابقة لها",
+    "the checkpoint cannot be read": "تعذّرت قراءة نقطة التحقق",
+    "the checkpoint does not follow the one before it": "نقطة التحقق لا تلي ما قبلها",
+    "the checkpoint is smaller or older than the one before it": "نقطة التحقق أصغر أو أقدم مما قبلها",
+    "the checkpoints do not end where the manifest says": "لا تنتهي نقاط التحقق حيث يذكر البيان",
+    "this is a checkpoint of another log, {}": "نقطة تحقق من سجل آخر، {}",
+    "the checkpoint is not signed by the key that was valid then": "نقطة التحقق غير موقعة بالمفتاح الساري وقتها",
+    "the signature by {} is wrong or its key is not known": "توقيع {} خاطئ أو مفتاحه غير معروف",
+    "the events {} to {} are missing": "الأحداث من {} إلى {} مفقودة",
+    "these events are not in the part of the log that the pack is about": "هذه الأحداث خارج جزء السجل الذي تخصه الحزمة",
+    "the events {} to {} do not lead to the root of this checkpoint":
+        "الأحداث من {} إلى {} لا تؤدي إلى جذر نقطة التحقق هذه",
+    "an event is younger than the checkpoint over it": "حدث أحدث من نقطة التحقق التي تشمله",
+    "{} events where {} must be": "{} حدثًا والواجب {}",
+    "the lines and their recorded hashes differ": "الأسطر تخالف بصماتها المسجلة",
+    "the id {} occurs a second time": "تكرر المعرّف {}",
+    "this line is not an event of this log": "هذا السطر ليس حدثًا من هذا السجل",
+    "the events end here, {} too early": "تنتهي الأحداث هنا قبل أوانها بعدد {}",
+    "{} events too many": "أحداث زائدة عددها {}",
+    "the event was changed: bit {} of byte {} is flipped": "غُيّر الحدث: انقلبت البت {} من البايت {}",
+    "the event was changed": "غُيّر الحدث",
+    "events have changed places from here on": "تبدلت مواضع الأحداث من هنا",
+    "an event was taken out here": "حُذف حدث من هنا",
+    "an event was put in here": "أُدخل حدث هنا",
+    "the consistency proof from {} to {} is wrong": "إثبات الاتساق من {} إلى {} خاطئ",
+    "the inclusion proof of event {} is wrong": "إثبات احتواء الحدث {} خاطئ",
+    "the evidence was made for another part of the log": "أُعدّت الأدلة لجزء آخر من السجل",
+    "nobody vouched for this file": "لم يشهد أحد لهذا الملف",
+    "the file is not the one that was vouched for": "الملف ليس هو الذي شُهد له",
+    "the proof is about something else than this evidence": "الإثبات عن شيء غير هذه الأدلة",
+    "a signature under the proof is not the log's": "توقيع تحت الإثبات ليس توقيع السجل",
+    "the proof is not written in the one way it can be": "لم يُكتب الإثبات بصيغته الوحيدة الجائزة",
+    "the known checkpoint {} of {} is outside this pack: not compared":
+        "نقطة التحقق المعروفة {} من {} خارج هذه الحزمة: لم تُقارن",
+    "the log was rolled back: {} events were seen before, the pack ends at {}":
+        "أُرجع السجل إلى الوراء: شوهد من قبل {} حدثًا، والحزمة تنتهي عند {}",
+    "split view: another root was seen before at size {}": "سجلان مختلفان: شوهد من قبل جذر آخر عند الحجم {}",
+    "no checkpoint in the pack is cosigned by {}": "لا نقطة تحقق في الحزمة عليها توقيع مشارك من {}",
+    "the checkpoint is not signed by the log's key": "نقطة التحقق غير موقعة بمفتاح السجل",
+    "the event is not in the log at that place": "ليس الحدث في السجل في ذلك الموضع",
+    "the event is not the one that was proven": "ليس الحدث هو الذي أُثبت",
+    "the statement is not the one that the digest names": "البيان الوارد ليس هو الذي تدل عليه البصمة",
+    "the signature does not fit the statement": "التوقيع لا يطابق البيان",
+    "the proof is missing": "الإثبات مفقود",
+    "the proven event is about something else than this statement": "الحدث المُثبت عن شيء غير هذا البيان",
+    "the statement is not signed by a key you gave": "البيان غير موقع بمفتاح أعطيته",
+    "the statement is signed by another key than its checkpoint: give the log's keys (--key, --log)":
+        "وُقّع البيان بمفتاح غير مفتاح نقطة تحققه: أعطِ مفاتيح السجل (--key أو --log)",
+    "the signature does not fit the manifest": "التوقيع لا يطابق البيان",
+    "the proven event is about something else than this manifest": "الحدث المُثبت عن شيء غير هذا البيان",
+}  # fmt: skip
+
+
+def translate(text: str, language: str) -> str:
+    """A sentence of the report in a language; one that is not in the list stays English."""
+    if language != "ar":
+        return text
+    if text in ARABIC:
+        return ARABIC[text]
+    for english, arabic in ARABIC.items():
+        fits = "{}" in english and re.fullmatch(re.escape(english).replace(r"\{\}", "(.*?)"), text, re.DOTALL)
+        if fits:
+            return arabic.format(*(translate(part, language) for part in fits.groups()))
+    return text
+
+
+def in_words(problem: Problem, language: str = "en") -> str:
     """A problem as one line of text."""
-    places = [f"{word} {problem[word]}" for word in ("file", "line", "event", "checkpoint") if word in problem]
-    places += ["bytes {}-{}".format(*problem["bytes"])] if "bytes" in problem else []
-    return ", ".join(places) + (": " if places else "") + str(problem["what"])
+    words = [word for word in ("file", "line", "event", "checkpoint") if word in problem]
+    places = [f"{translate(word, language)} {problem[word]}" for word in words]
+    places += ["{} {}-{}".format(translate("bytes", language), *problem["bytes"])] if "bytes" in problem else []
+    return (
+        ("، " if language == "ar" else ", ").join(places)
+        + (": " if places else "")
+        + translate(str(problem["what"]), language)
+    )
 
 
 def progress(done: int, total: int, quiet: bool) -> None:
@@ -849,22 +1219,76 @@ def progress(done: int, total: int, quiet: bool) -> None:
         sys.stderr.flush()
 
 
-def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="falaj_verify.py", description="Check a Falaj evidence pack or proof, offline."
-    )
-    parser.add_argument("pack", type=Path, help="a pack (zip file or folder) or the JSON proof of one event")
-    parser.add_argument(
-        "--key", action="append", default=[], help="a key of the log that you were given by another way"
-    )
-    parser.add_argument(
-        "--known", action="append", default=[], type=Path, help="a checkpoint seen earlier or by a witness"
-    )
-    parser.add_argument("--witness", action="append", default=[], metavar="NAME:KEY", help="demand this cosignature")
-    parser.add_argument("--jobs", type=int, default=0, help="how many processes; as many as there are cores when 0")
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    options = parser.parse_args(argv)
+class HelpInLanguage(argparse.HelpFormatter):
+    """Help whose own words are in the language of the report."""
+
+    language = "en"
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        super().add_usage(usage, actions, groups, translate("usage: ", self.language) if prefix is None else prefix)
+
+
+class HelpInArabic(HelpInLanguage):
+    language = "ar"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose refusals are reports as well: exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CannotCheck(f"an option cannot be read: {message}")
+
+
+REPEATED = {"action": "append", "default": []}
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "--key": ("a key of the log that you were given by another way", {**REPEATED, "metavar": "KEY"}),
+    "--log": (
+        "an evidence pack of the log: its keys are trusted once it is checked",
+        {"type": Path, "metavar": "PACK"},
+    ),
+    "--known": ("a checkpoint seen earlier or by a witness", {**REPEATED, "type": Path, "metavar": "FILE"}),
+    "--witness": ("demand this cosignature", {**REPEATED, "metavar": "NAME:KEY"}),
+    "--jobs": (
+        "how many processes; as many as there are cores when 0",
+        {"type": int, "default": 0, "metavar": "NUMBER"},
+    ),
+    "--lang": (
+        "the language of help and report; that of LC_ALL or LANG when not given",
+        {"choices": ("en", "ar")},
+    ),
+    "--json": ("print the whole report as JSON", {"action": "store_true"}),
+    "--quiet": ("no progress bar", {"action": "store_true"}),
+    "--help": ("show this help and exit", {"action": "help"}),
+}
+
+
+def make_parser(language: str) -> argparse.ArgumentParser:
+    """The parser, with help in a language."""
+    description = "Check a Falaj evidence pack, proof, certificate or access answer, offline."
+    codes = "Exit code: 0 intact, 1 damaged or untrue, 2 could not be checked or authenticity unproven."
+    what = "a pack or an access answer (zip file or folder), a certificate, or a proof (JSON)"
+    parser = Parser(
+        prog="falaj_verify.py", add_help=False, formatter_class=HelpInArabic if language == "ar" else HelpInLanguage,
+        description=translate(description, language), epilog=translate(codes, language),
+    )  # fmt: skip
+    places = parser.add_argument_group(translate("what is checked", language))
+    places.add_argument("pack", type=Path, metavar="FILE", help=translate(what, language))
+    group = parser.add_argument_group(translate("options", language))
+    for name, (text, more) in OPTIONS.items():
+        names = ("-h", name) if name == "--help" else (name,)
+        group.add_argument(*names, help=translate(text, language), **more)
+    return parser
+
+
+def choose_language(argv: list[str]) -> str:
+    """`--lang` wherever it stands, else the language of the environment."""
+    named = re.search(r"--lang[ =](en|ar)\b", " ".join(argv))
+    locale = os.environ.get("LC_ALL") or os.environ.get("LC_MESSAGES") or os.environ.get("LANG") or ""
+    return named[1] if named else "ar" if re.match(r"ar\b|ar_", locale) else "en"
+
+
+def arguments(argv: list[str], language: str = "en") -> argparse.Namespace:
+    options = make_parser(language).parse_args(argv)
     try:
         options.key = [unb64(text) for text in options.key]
         options.witness = {text.partition(":")[0]: unb64(text.partition(":")[2]) for text in options.witness}
@@ -879,39 +1303,96 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
     path: Path = options.pack
     if not path.exists():
         raise CannotCheck("there is no such file or folder")
-    if not path.is_dir():
-        with path.open("rb") as file:
-            start = file.read(4)
-        if start[:1] == b"{":
-            return check_proof(path.read_bytes(), options)
-        if not zipfile.is_zipfile(path) and start != b"PK\x03\x04":
-            raise CannotCheck("this is not an evidence pack: neither a folder nor a zip file nor a proof")
+    certificate = path / "certificate.json" if path.is_dir() else path
+    if path.name == "manifest.json" and (path.parent / "signature.json").is_file():
+        path = path.parent
+    if path.is_dir() and is_answer(path):
+        return named_by_log(check_answer(path, read_trust(options)), options)
+    if path.is_dir() and not (certificate.is_file() and not (path / "manifest.json").exists()):
+        return Pack(path, options).check()
+    with certificate.open("rb") as file:
+        start = file.read(4)
+    if start[:1] == b"{":
+        data, trust = certificate.read_bytes(), read_trust(options)
+        return named_by_log((check_certificate if b'"statement"' in data else check_proof)(data, trust), options)
+    if not zipfile.is_zipfile(path) and start != b"PK\x03\x04":
+        raise CannotCheck("this is not an evidence pack: neither a folder nor a zip file nor a proof")
     return Pack(path, options).check()
 
 
+def named_by_log(found: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The report, with a note where nothing but the pack of `--log` showed the key."""
+    if options.log is not None and not options.key and found["ok"]:
+        found["notes"].append("the key is the one of the pack that --log names: compare it with one you were given")
+    return found
+
+
+def is_answer(folder: Path) -> bool:
+    """True for a folder whose manifest answers a request; a pack's manifest has a signature in another file."""
+    manifest = folder / "manifest.json"
+    return manifest.is_file() and not (folder / "manifest.sig").exists() and b'"request"' in manifest.read_bytes()
+
+
 def main(argv: list[str]) -> int:
+    """The exit code: 0 intact, 1 damaged, 2 could not be checked, or by no trusted key. Never a traceback."""
+    language = choose_language(argv)
     try:
-        options = arguments(argv)
+        options = arguments(argv, language)
         found = verify(options)
-    except (CannotCheck, OSError) as error:
-        sys.stderr.write(f"cannot check: {error}\n")
-        return 2
-    lines = [f"OK: {found.get('events')} events under {found.get('checkpoints')} checkpoints of {found.get('origin')}"]
+        text = json.dumps(found, indent=1, ensure_ascii=False) if options.json else in_lines(found, language)
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except CannotCheck as error:
+        return give_up(translate(str(error), language), language)
+    except UNFORESEEN as error:
+        return give_up(f"{type(error).__name__}: {error}", language)
+    except KeyboardInterrupt:
+        return give_up(translate("interrupted", language), language)
+    return 2 if found["unproven"] else 0 if found["ok"] else 1
+
+
+def give_up(reason: str, language: str) -> int:
+    """Say why nothing could be checked."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(translate(f"cannot check: {reason}", language) + "\n")
+    return 2
+
+
+def in_lines(found: dict[str, Any], language: str) -> str:
+    """The report for people."""
+    lines = [headline(found)]
     if found["first"]:
-        lines = [
-            f"DAMAGED: {in_words(found['first'])}",
-            *(f"  - {in_words(problem)}" for problem in found["problems"][:20]),
-        ]
+        lines = [f"DAMAGED: {in_words(found['first'], language)}"]
+        lines += [f"  - {in_words(problem, language)}" for problem in found["problems"][:20]]
     if "evidence" in found:
         lines += ["  with {files} files of evidence ({about}), vouched for by {by}".format(**found["evidence"])]
         lines += ["  this is evidence, not certification"]
     lines += [f"  witnessed by {name} up to event {size}" for name, size in found.get("witnessed", {}).items()]
-    if not found.get("pinned", True):
+    if found["unproven"]:
+        lines += [f"  it names the key {found['key']} of the log {found['origin']}"]
+        lines += ["  give the log's key (--key) or an evidence pack of the log (--log)"]
+    elif "key" in found and not found["pinned"]:
         lines += [f"  the log's key is {found['key']}", "  compare it with what you were given by another way (--key)"]
     lines += [f"  note: {text}" for text in found["notes"]]
-    text = json.dumps(found, indent=1, ensure_ascii=False) if options.json else "\n".join(lines)
-    sys.stdout.write(text + "\n")
-    return 0 if found["ok"] else 1
+    return "\n".join(
+        line if line.startswith("  - ") else "  " * line.startswith("  ") + translate(line.strip(), language)
+        for line in lines
+    )
+
+
+def headline(found: dict[str, Any]) -> str:
+    """What was found intact, in one line."""
+    if found["unproven"]:
+        return "AUTHENTICITY UNPROVEN: nothing in it was changed, but no trusted key shows which log signed it"
+    if found.get("kind") == "proof":
+        return f"OK: one event, proven by the log {found.get('origin')}"
+    if found.get("kind") == "certificate" and found.get("state") == "partial":
+        return f"OK: PARTIAL certificate (its statement lists what was not searched), proven by {found.get('origin')}"
+    if found.get("kind") == "certificate":
+        return f"OK: certificate, proven by the log {found.get('origin')}"
+    if found.get("kind") == "answer":
+        return f"OK: answer, {found.get('files')} files as they were signed, proven by the log {found.get('origin')}"
+    return f"OK: {found.get('events')} events under {found.get('checkpoints')} checkpoints of {found.get('origin')}"
 
 
 if __name__ == "__main__":

@@ -34,10 +34,29 @@ _README = """Falaj evidence pack
 
 This folder or zip file holds a part of one tamper-evident log with everything needed to check it:
 
-    python falaj_verify.py <this pack>
+    python falaj_verify.py <this pack>              the report in English
+    python falaj_verify.py <this pack> --lang ar    the report in Arabic
+
+It needs Python 3.10 or newer and no other program, package or network. It ends with exit code 0 (intact), 1 (damaged:
+the report says where) or 2 (it could not be checked).
 
 The verifier inside is for convenience. Whoever could alter the pack could alter it too: take it from another place, and
 compare the key it prints with one you were given by another way (--key).
+
+
+حزمة أدلة من منصة فلج
+=====================
+
+يضم هذا المجلد أو الملف المضغوط جزءًا من سجل محمي من العبث، مع كل ما يلزم للتحقق منه:
+
+    python falaj_verify.py <this pack> --lang ar    التقرير بالعربية
+    python falaj_verify.py --lang ar --help         المساعدة بالعربية
+
+تحتاج أداة التحقق إلى Python 3.10 أو أحدث، ولا تحتاج إلى أي برنامج آخر أو حزمة برمجية أو شبكة.
+وتنتهي برمز الخروج 0 (سليم) أو 1 (تالف، ويبيّن التقرير موضع التلف) أو 2 (تعذّر التحقق).
+
+الأداة المرفقة للتيسير فقط، فمن استطاع تغيير الحزمة استطاع تغيير الأداة: خذ الأداة من مصدر آخر، وقارن المفتاح الذي تطبعه
+بمفتاح وصلك بطريق آخر (--key).
 """
 
 

@@ -26,6 +26,7 @@ from falaj.audit.records import (
     Witness,
 )
 from falaj.audit.seal import KeyringSigners, Log, LogKeys, Sealer
+from falaj.audit.timestamping import Timestamping
 from falaj.audit.vouching import Vouching
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Corrupt, Invalid
@@ -41,13 +42,22 @@ Zone = Annotated[str, "the zone whose log is meant; your own when empty"]
 FORMS = ("text", "json", "openlineage", "dot", "svg")
 _PAGE = 5000
 _VERIFY_S = 3600
+_UNPROVEN = "authenticity unproven: nothing was changed, but no trusted key shows which log signed it; give --key"
 
 
-class Audit(Vouching):
+class Audit(Vouching, Timestamping):
     """What can be proved."""
 
-    def __init__(self, ledger: Ledger, keyring: Keyring | LogKeys, installation: str) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: Keyring | LogKeys,
+        installation: str,
+        open_blobs: Callable[[], object] | None = None,
+    ) -> None:
+        """`open_blobs` gives the blob store whose server's clock ours is compared with."""
         self._ledger = ledger
+        self._open_blobs = open_blobs
         self._keys: LogKeys = KeyringSigners(keyring) if isinstance(keyring, Keyring) else keyring
         self.sealer = Sealer(ledger, self._keys, installation)
         self._unfinished = reading.Unfinished(ledger)
@@ -100,7 +110,7 @@ class Audit(Vouching):
         """Prove that an event is in the log: a file that anyone can check offline.
 
         Example:
-            falaj audit prove 0199d2f0c3a1… --json > proof.json && python falaj_verify.py proof.json
+            falaj audit prove 0199d2f0c3a1… --json > proof.json && python falaj_verify.py proof.json --key KEY
         """
         fact = self._fact(ctx, event)
         zone = fact.event.zone
@@ -381,13 +391,11 @@ def verify_pack(path: str | Path, key: str = "") -> Verdict:
     done = subprocess.run(  # noqa: S603 # nosec B603
         command, env=own_environment(), capture_output=True, text=True, timeout=_VERIFY_S, check=False
     )
-    if done.returncode not in (0, 1):
+    if not done.stdout:
         raise Invalid(done.stderr.strip()[-300:] or "the pack cannot be checked", "give an evidence pack or a proof")
     report: dict[str, Any] = json.loads(done.stdout)
-    first = report["first"]
-    return Verdict(
-        report["ok"], report.get("events", 0), report.get("checkpoints", 0), _words(first) if first else "", done.stdout
-    )
+    first = _words(report["first"]) if report["first"] else _UNPROVEN if report["unproven"] else ""
+    return Verdict(report["ok"], report.get("events", 0), report.get("checkpoints", 0), first, done.stdout)
 
 
 def _words(problem: dict[str, Any]) -> str:

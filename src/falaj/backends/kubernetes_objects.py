@@ -2,7 +2,7 @@
 
 Service        headless; names the slots for each other, and owns all the rest: while it is there, we know the attempt
 Secret         the context document and the secrets; never in a pod's spec
-NetworkPolicy  slots talk to each other, to the platform and to DNS
+NetworkPolicy  slots talk to each other, to the platform and to the cluster's DNS servers
 Job            one for each slot, since each has a node that the scheduler chose and an Indexed Job has one template
                for all its pods; or a JobSet with a replicated Job for each slot; or a TrainJob, on a set of nodes
 ConfigMap      the launcher, shared by all attempts that use the same
@@ -33,6 +33,11 @@ CONTAINER = {"job": "slot", "jobset": "slot", "trainjob": "node"}
 _HOME, _WORK = "/falaj", "/scratch"
 _LAST_WORDS = "/dev/termination-log"
 _MOST_CONFIG = 900_000
+_CLUSTER_DNS: Json = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+    "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+}
+"""The DNS servers of a cluster: kube-dns and CoreDNS both carry this label, in this namespace."""
 
 
 def name_of(attempt_id: str) -> str:
@@ -260,14 +265,19 @@ def _network(name: str, site: Site, reach: Iterable[str]) -> Json:
     peers = [{"podSelector": {"matchLabels": {ATTEMPT: name}}}]
     if "open" in site.egress:
         return {"policyTypes": ["Ingress"], "ingress": [{"from": peers}]}
-    dns = {"ports": [{"port": 53, "protocol": kind} for kind in ("UDP", "TCP")]}
-    blocks = sorted({str(ipaddress.ip_network(block)) for block in (*site.egress, *reach)})
+    servers = [{"ipBlock": {"cidr": block}} for block in _as_blocks(site.dns)] or [_CLUSTER_DNS]
+    dns = {"to": servers, "ports": [{"port": 53, "protocol": kind} for kind in ("UDP", "TCP")]}
+    blocks = _as_blocks((*site.egress, *reach))
     outside = [{"to": [{"ipBlock": {"cidr": block}} for block in blocks]}] if blocks else []
     return {
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": peers}],
         "egress": [{"to": peers}, dns, *outside],
     }
+
+
+def _as_blocks(addresses: Iterable[str]) -> list[str]:
+    return sorted({str(ipaddress.ip_network(address)) for address in addresses})
 
 
 def _context(attempt: Attempt, site: Site) -> Json:

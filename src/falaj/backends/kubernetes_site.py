@@ -29,6 +29,8 @@ class Site(NamedTuple):
     python: str = "python3"
     tolerations: tuple[str, ...] = ()
     egress: tuple[str, ...] = ()
+    dns: tuple[str, ...] = ()
+    """Addresses of the DNS servers that pods may ask; the pods of kube-dns when empty."""
     claims: tuple[tuple[str, str], ...] = ()
     pull_secret: str = ""
     runtime_class: str = ""
@@ -42,7 +44,8 @@ KNOWN = (*_CONNECT, *(name for name in Site._fields if name != "namespace"))
 
 def site_of(namespace: str, given: Mapping[str, str]) -> Site:
     """What the options say; lists are written with commas."""
-    words = {name: tuple(filter(None, given.get(name, "").split(","))) for name in ("tolerations", "egress", "claims")}
+    lists = ("tolerations", "egress", "claims", "dns")
+    words = {name: tuple(filter(None, given.get(name, "").split(","))) for name in lists}
     plain: dict[str, Any] = {
         name: given[name] for name in Site._fields if name in given and name not in (*words, "uid", "namespace")
     }
@@ -50,9 +53,11 @@ def site_of(namespace: str, given: Mapping[str, str]) -> Site:
     try:
         for block in words["egress"]:
             block == "open" or ipaddress.ip_network(block)
+        for block in words["dns"]:
+            ipaddress.ip_network(block)
         uid = int(given.get("uid", "10001"))
     except ValueError as error:
-        raise Invalid(f"kubernetes: {error}", "egress=10.0.0.0/8,open or uid=10001") from None
+        raise Invalid(f"kubernetes: {error}", "egress=10.0.0.0/8,open or dns=169.254.20.10 or uid=10001") from None
     if given.get("object", "job") not in OBJECTS:
         raise Invalid(f"kubernetes: {given['object']!r:.40} is no object", f"object is one of {', '.join(OBJECTS)}")
     if not NAME.fullmatch(namespace) or uid <= 0 or any(not path.startswith("/") for _, path in claims):
@@ -60,6 +65,7 @@ def site_of(namespace: str, given: Mapping[str, str]) -> Site:
         raise Invalid("kubernetes: the namespace is no name, the uid is root, or a claim has no path", hint)
     known: dict[str, Any] = {
         "egress": words["egress"],
+        "dns": words["dns"],
         "claims": claims,
         "tolerations": (*_TOLERATED, *words["tolerations"]),
     }

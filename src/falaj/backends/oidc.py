@@ -30,6 +30,7 @@ from falaj.core.jose import (
     text_claim,
 )
 from falaj.core.label import ANY
+from falaj.core.project_roles import check_group_roles, limit_to_projects, read_group_roles
 from falaj.core.settings import Oidc
 
 LONGEST_S = 86_400.0
@@ -75,6 +76,7 @@ class OidcIdentity:
         unknown = [name for name in self.options.algorithms if name not in _KEY_TYPES]
         if unknown or not self.options.algorithms:
             raise Invalid(f"oidc.algorithms names {', '.join(unknown) or 'nothing'}", f"only {', '.join(_KEY_TYPES)}")
+        check_group_roles(self.options.roles)
         _check_address(self.issuer)
         self._keys = _Keys(self.issuer)
         self._known: dict[str, tuple[Mapping[str, Any], float]] = {}
@@ -183,13 +185,15 @@ class OidcIdentity:
     def _actor(self, claims: Mapping[str, Any], now: float) -> Actor:
         subject, client = text_claim(claims, "sub"), self._client(claims)
         service = bool(client) and (client in self.options.services or client == subject)
-        roles = frozenset(self.options.roles[group] for group in self._groups(claims) if group in self.options.roles)
+        roles, projects = read_group_roles(self._groups(claims), self.options.roles), self._projects(claims)
+        roles = roles & {"service"} if service else roles - {"service"}
+        roles, projects = limit_to_projects(roles, projects, ANY)
         return Actor(
             id=_name(subject),
             tenant=self._tenant(claims),
             kind="service" if service else "person",
-            roles=roles & {"service"} if service else roles - {"service"},
-            projects=self._projects(claims),
+            roles=roles,
+            projects=projects,
             subject=f"{self.issuer}#{subject}",
             jurisdiction=self._value(self.options.jurisdiction, claims),
             strong=not service and self._strong(claims, now),

@@ -26,9 +26,10 @@ from falaj.backends.passage import ALONE, IN_TURN, Passage
 from falaj.backends.postgres_courier import Courier
 from falaj.backends.postgres_group import Groups, PostgresGroup
 from falaj.backends.postgres_herald import Herald
-from falaj.backends.postgres_log import EPOCH, Tail
+from falaj.backends.postgres_log import Tail
 from falaj.backends.postgres_memory import Memory
-from falaj.backends.postgres_pool import HOW, make_pool
+from falaj.backends.postgres_poll import EPOCH, PollState
+from falaj.backends.postgres_pool import HOW, LIMITED, UNLIMITED, make_pool
 from falaj.backends.postgres_tell import Teller
 from falaj.backends.postgres_txn import Glance, PostgresTxn, clear_errors, marks
 from falaj.backends.sql import schema
@@ -113,8 +114,9 @@ class PostgresStore:
         self.pool = make_pool(url, int(chosen.get("connections", 16)), self._wait_s)
         self._herald = Herald(lambda: psycopg.connect(url, **HOW))
         self.passage = Passage()
-        self._tail = Tail(self._ask)
-        self._teller = Teller(self.pool, self._voice, self._herald.say)
+        self._poll = PollState(self._ask)
+        self._tail = Tail(self._ask, self._poll)
+        self._teller = Teller(self.pool, self._voice, self._committed)
         self._glance = Glance(self._ask, Memory())
         self._groups = Groups(url, self.alone, self._teller.tell, self._glance.memory, 3 * self._wait_s)
         try:
@@ -139,7 +141,7 @@ class PostgresStore:
 
     def courier(self) -> Courier:
         """Who carries what an event loop tells."""
-        return Courier(self._groups, self._voice, self._glance, self._herald.say)
+        return Courier(self._groups, self._voice, self._glance, self._committed)
 
     def ahead(self, keys: Sequence[Key]) -> None:
         """Say what the group of this thread will ask for."""
@@ -204,7 +206,15 @@ class PostgresStore:
         if write:
             self.passage.leave(turned_away)
             if committed:
-                self._herald.say()
+                self._committed()
+
+    def _committed(self) -> None:
+        self._poll.invalidate()
+        self._herald.say()
+
+    def polling(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, this thread accepts what another one learned of the log and of leases a second ago."""
+        return self._poll.polling()
 
     def events(
         self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
@@ -221,10 +231,19 @@ class PostgresStore:
 
         Replicas whose clocks differ would take each other's leases for ended, or for endless.
         """
-        ((there,),) = self._ask("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)", ())
-        now += round(there - time.time())  # less than a second is the way there and back, and no difference
+        # Less than a second is the way there and back, and no difference.
+        now += round(self._poll.server_time() - time.time())
+        if self._poll.is_held_by_another(name, owner, now, now + ttl_s + 60):
+            return None
         rows = self._ask(sql.LEASE, (name, owner, now + ttl_s, now, now))
-        return rows[0][0] if rows else None
+        token: int | None = rows[0][0] if rows else None
+        self._poll.note_lease(name, owner, token)
+        return token
+
+    def remote_time(self) -> float:
+        """The server's Unix time."""
+        ((seconds,),) = self._ask("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)", ())
+        return float(seconds)
 
     def release(self, name: str, owner: str) -> None:
         """Give a lease back; its token stays used."""
@@ -233,7 +252,7 @@ class PostgresStore:
 
     def standing(self, now: float) -> Standing:
         """How far the schema is, and who is there."""
-        with clear_errors(), self.pool.connection() as connection:
+        with clear_errors(), self.pool.connection() as connection, connection.transaction():
             found, live = _found(connection, now)
             rows = connection.execute(_ROWS).fetchone()
         return Standing(found.get("schema", 0), found.get("oldest", 0), schema.NEWEST, live, rows[0] if rows else 0)
@@ -245,11 +264,20 @@ class PostgresStore:
 
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
-        return [(tenant, zone) for tenant, zone in self._ask(_LOGS, ())]
+        return self._poll.logs(lambda: [(tenant, zone) for tenant, zone in self._ask(_LOGS, ())])
+
+    def list_kinds(self, tenant: str) -> list[str]:
+        """Every kind of which the tenant has records, by name."""
+        return sorted(str(kind) for (kind,) in self._ask(sql.KINDS, (tenant, tenant)))
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when any replica has committed. One thread listens, and says for this process what it committed."""
-        self._herald.listen(callback)
+
+        def heard() -> None:
+            self._poll.invalidate()
+            callback()
+
+        self._herald.listen(heard)
 
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row of every table, from one snapshot; writers go on meanwhile."""
@@ -274,12 +302,14 @@ class PostgresStore:
     def load(self, rows: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Take a dump into an empty store, all or nothing; what follows it in the log is a new epoch."""
         with clear_errors(), self.pool.connection() as connection, connection.transaction():
+            connection.execute(UNLIMITED.replace("SET", "SET LOCAL"))
             connection.execute("LOCK TABLE records, events, leases IN ACCESS EXCLUSIVE MODE")
             if connection.execute(sql.OCCUPIED).fetchone():
                 raise Conflict("the store is not empty", "restore into a new store")
             _copy_in(connection, rows)
             connection.execute(sql.NEW_EPOCH)
         self._tail.forget()
+        self._poll.invalidate()
 
     def close(self) -> None:
         """Close every connection."""
@@ -356,10 +386,12 @@ def _alone(connection: psycopg.Connection[Any]) -> Iterator[None]:
     while connection.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,)).fetchone() != (True,):
         time.sleep(_LOCK_S)
     try:
+        connection.execute(UNLIMITED)
         yield
     finally:
         with contextlib.suppress(psycopg.OperationalError):
             connection.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
+            connection.execute(LIMITED)
 
 
 def _begin_epoch(connection: psycopg.Connection[Any]) -> None:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from falaj.backends.postgres_poll import EPOCH, FINAL, PollState
 from falaj.backends.sql import statements as sql
 from falaj.core.ports import TABLES, EventRow
 
-EPOCH = "(SELECT value FROM meta WHERE name = 'epoch')"
-_FINAL = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+_FINAL = FINAL
 # An earlier epoch came in by a restore: its xids are another cluster's and all of it is final.
 _VISIBLE = f"(epoch < {EPOCH} OR xid < {_FINAL})"
 _END = f"SELECT {EPOCH}, {_FINAL}"
@@ -37,8 +37,8 @@ class _Silence(NamedTuple):
 class Tail:
     """The log after a cursor. Threads share it: what one of them remembers is true for all."""
 
-    def __init__(self, ask: Callable[[str, Sequence[Any]], list[Any]]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[str, Sequence[Any]], list[Any]], poll: PollState) -> None:
+        self._ask, self._poll = ask, poll
         self._silences: dict[tuple[tuple[str, str], ...], _Silence] = {}
         self._marks, self._marked = ("", ""), -_RECENT_S
 
@@ -49,6 +49,8 @@ class Tail:
         known = self._silences.get(key)
         known = known if known is not None and known.after <= after else _Silence(after, after)
         start = max(after, known.upto)
+        if self._poll.is_silent_after(start):
+            return []
         text, values = _question(where, near=self._near(start) and not _POINTED & where.keys())
         *rows, (epoch, xid, *_) = sorted(self._ask(text, [*sql.place(start), *values, limit]), key=_in_order)
         end = sql.cursor(epoch, xid - 1, _LAST)
@@ -59,6 +61,8 @@ class Tail:
 
     def end(self) -> str:
         """The cursor behind everything that is final."""
+        if (news := self._poll.news()) is not None:
+            return news.end
         ((epoch, xid),) = self._ask(_END, ())
         end = sql.cursor(epoch, xid - 1, _LAST)
         self._mark(end)

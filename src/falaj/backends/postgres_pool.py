@@ -10,8 +10,22 @@ from psycopg_pool import ConnectionPool
 
 from falaj.backends.postgres_txn import check_alive
 
-HOW: dict[str, Any] = {"autocommit": True, "connect_timeout": 5, "application_name": "falaj"}
+HOW: dict[str, Any] = {
+    "autocommit": True,
+    "connect_timeout": 5,
+    "application_name": "falaj",
+    # A server that vanishes without closing its connections is noticed after about 15 to 25 seconds.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
 """How every connection of ours is opened."""
+STATEMENT_TIMEOUT_S = 120
+"""The longest that one statement of a call may run, waiting for locks included."""
+UNLIMITED = "SET statement_timeout = 0"
+"""Before statements that may take hours: steps of the schema, and a restore."""
+LIMITED = f"SET statement_timeout = {1000 * STATEMENT_TIMEOUT_S}"
 
 
 class _LastFirst(deque[Any]):
@@ -24,7 +38,12 @@ class _LastFirst(deque[Any]):
 def make_pool(url: str, most: int, wait_s: float) -> "ConnectionPool[psycopg.Connection[Any]]":
     """A pool of up to so many connections, not open yet; a call waits so long for one."""
     pool = ConnectionPool(
-        url, min_size=1, max_size=most, timeout=wait_s, max_idle=60.0, kwargs=HOW, check=check_alive, open=False
-    )
+        url, min_size=1, max_size=most, timeout=wait_s, max_idle=60.0, kwargs=HOW, configure=_limit, check=check_alive,
+        open=False,
+    )  # fmt: skip
     pool._pool = _LastFirst()  # noqa: SLF001 - it has no setting for the order
     return pool
+
+
+def _limit(connection: "psycopg.Connection[Any]") -> None:
+    connection.execute(LIMITED)

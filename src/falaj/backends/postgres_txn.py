@@ -17,7 +17,6 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
 from falaj.backends.postgres_columns import Plan, as_given, columns, plan
-from falaj.backends.postgres_log import EPOCH
 from falaj.backends.postgres_memory import (
     CHANGED,
     IF_CHANGED,
@@ -30,6 +29,7 @@ from falaj.backends.postgres_memory import (
     proof,
     read_many,
 )
+from falaj.backends.postgres_poll import EPOCH
 from falaj.backends.sql import statements as sql
 from falaj.backends.sql.rows import RowWrites
 from falaj.core.errors import FalajError, Invalid, Stale, Unavailable
@@ -382,6 +382,11 @@ def failure(error: psycopg.Error, unsure: bool = False) -> FalajError:
     if state.startswith("28") or state == "3D000":
         return Unavailable(
             "PostgreSQL refuses the connection", "check user, password and database in the store's address"
+        )
+    if state == "57014" and not unsure:
+        return Unavailable(
+            "PostgreSQL did not finish a statement in time; nothing was written",
+            "look for locks and slow statements in pg_stat_activity, then call again",
         )
     if unsure and (not state or state.startswith(("08", "57"))):
         return Unavailable(

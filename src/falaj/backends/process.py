@@ -64,11 +64,24 @@ from falaj.core.execute import (
     Status,
     launcher_environment,
 )
-from falaj.core.outbox import Facts, last_lines, read_file, read_outbox
+from falaj.core.outbox import Facts, data_extent, last_lines, read_file, read_outbox
 from falaj.core.ports import open_url
 
 _KNOWN = ("nodes", "most", "cpus", "memory", "gpus", "model", "gpu_memory", "labels", "folder", "cgroup", *CAGE_OPTIONS)
-_NUMBERS = ("nodes", "most", "cpus", "memory", "gpus", "gpu_memory", "processes", "file_mib", "tmp_mib", "shm_mib")
+_NUMBERS = (
+    "nodes",
+    "most",
+    "cpus",
+    "memory",
+    "gpus",
+    "gpu_memory",
+    "processes",
+    "file_mib",
+    "tmp_mib",
+    "shm_mib",
+    "disk_mib",
+    "log_mib",
+)
 _WORDS = {**dict.fromkeys(_NUMBERS, "[0-9]+"), "cgroup": "/.*", "labels": "([^:,]+:[^:,]+(,|$))*"}
 """What the words of an address must be like."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
@@ -77,6 +90,9 @@ _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_DIR", "SSL_
 """What processes see of the platform's own environment; the rest may be secret."""
 _FILES = ("claim", "cage.lock", "stop", "falaj-worker.pyz", "context.json")
 _LOG_BYTES = 1 << 20
+_USUAL_LOG_MIB = 256
+"""Of a slot's output so much is kept, where the cluster says nothing else."""
+_CUT = b"[... the middle of this log was dropped: it is longer than the cluster option log_mib]\n"
 _BEGIN_S = 60.0
 _REMEMBERED = 10_000
 _HUNG_S = 10.0
@@ -214,14 +230,17 @@ class ProcessExecutor:
             raise Invalid("this is no cursor of a log", "begin again without one")
         name, over = f"{one.folder}/slot-{slot}.log", look(one.folder, slot).phase in OVER
         start = last_lines(name, limit, _LOG_BYTES // 2) if after == END else int(after or "0")
-        data = read_file(name, start, _LOG_BYTES)
+        begin, hole, end = data_extent(name, start)
+        data = read_file(name, begin, min(_LOG_BYTES, hole - begin)) if hole > begin else b""
+        if begin > start and data:  # the launcher freed the middle of a log that grew too long
+            data, begin = _CUT + data, begin - len(_CUT)
         lines = _LINE.findall(data)[:limit]
         if lines and not lines[-1].endswith(b"\n") and not over and len(data) < _LOG_BYTES:
             lines.pop()
         size = sum(map(len, lines))
         # Of a line that was written over and over (a progress bar), what a terminal would show.
         text = tuple(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2] for line in lines)
-        return LogChunk(text, str(start + size), over and size == len(data) < _LOG_BYTES)
+        return LogChunk(text, str(begin + size), over and size == len(data) and begin + size >= end)
 
     def outbox(self, handle: str, after: str = "") -> tuple[Facts, str]:
         """What the attempt's launchers and processes said."""
@@ -333,8 +352,18 @@ class ProcessExecutor:
         cores = self._choose_cores(attempt, folder)
         slots = [dict(slot) | {"cores": cores.get(slot["index"], [])} for slot in given["slots"]]
         ours = {"folder": folder, "own": not attempt.folder, "slots": slots}
-        ours |= self._cages.documents(attempt, folder)
+        ours |= self._cages.documents(attempt, folder) | {"bounds": self._bounds(attempt)}
         return given | ours | {"rendezvous": {"host": "127.0.0.1", "port": port}}
+
+    def _bounds(self, attempt: Attempt) -> dict[str, int]:
+        """What the launcher enforces. Of the folder's owner, who is alone on the machine, nothing that was not said."""
+        disk_mib, log_mib = (int(self._wanted.get(name, "0")) for name in ("disk_mib", "log_mib"))
+        if attempt.by_owner:
+            return {"memory": 0, "disk_mib": disk_mib, "log_mib": log_mib}
+        disk = os.statvfs(self._root)
+        free_mib = disk.f_bavail * disk.f_frsize >> 20
+        memory = int(self._limits.kind == "watched")
+        return {"memory": memory, "disk_mib": disk_mib or free_mib // 2, "log_mib": log_mib or _USUAL_LOG_MIB}
 
     def _choose_cores(self, attempt: Attempt, folder: str) -> dict[int, list[int]]:
         """Whole cores for slots that asked for whole ones; those of slots that live are taken. Imitation nodes have

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from falaj.core.errors import Invalid, Unavailable
 from falaj.core.execute import FEATURE_REPLICA, REPLICAS, Attempt
@@ -30,11 +30,14 @@ OPTIONS = (
     "online",
     "egress",
     "services",
+    "tcp_ports",
     "writable",
     "processes",
     "file_mib",
     "tmp_mib",
     "shm_mib",
+    "disk_mib",
+    "log_mib",
 )
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from falaj.worker.cage_probe import main; main()"
 _SOURCES = str(Path(__file__).parents[2])
@@ -119,10 +122,24 @@ class Cages:
                 "this machine has neither namespaces nor Landlock, so it cannot sandbox attempts",
                 'run them on another cluster, or accept the risk with sandbox = "off"; see docs/sandbox.md',
             )
+        self._check_ranks(attempt, method)
         profiles = {"cage": self._profile(attempt, folder, method)}
         if attempt.context.get("stage") or attempt.context.get("after"):
             profiles["own_sandbox"] = self._shared_profile(attempt, method, "own commands")
         return profiles
+
+    def _check_ranks(self, attempt: Attempt, method: str) -> None:
+        """Refuse an attempt whose ranks would wait in vain: they connect to each other on ports of their choice."""
+        tcp_ports = self._options.get("tcp_ports", "")
+        if tcp_ports not in ("", "any"):
+            raise Invalid(f'tcp_ports: expected "any" or nothing, got {tcp_ports!r:.40}', "see docs/sandbox.md")
+        ranks = sum(slot.processes for slot in attempt.slots)
+        if method == "landlock" and not tcp_ports and ranks > 1 and attempt.framework != "plain":
+            raise Invalid(
+                "this machine has no namespaces, so its sandbox lets the ranks of an attempt not connect to each other",
+                "run it with one process or on another cluster, allow namespaces, or let attempts connect to any port "
+                "with the cluster option tcp_ports=any; see docs/sandbox.md",
+            )
 
     def _profile(self, attempt: Attempt, folder: str, method: str) -> dict[str, Any]:
         """The sandbox of an attempt's processes."""
@@ -136,6 +153,7 @@ class Cages:
             "readable": readable,
             "services": services,
             "egress": [] if replica else self._words("egress"),
+            "tcp_ports": self._options.get("tcp_ports", ""),
         }
 
     def _shared_profile(self, attempt: Attempt, method: str, who: str = "") -> dict[str, Any]:
@@ -166,8 +184,10 @@ class Cages:
             online = ""
         online = tenant_address(online, attempt.tenant) if online else ""
         folder = os.path.expanduser(online.removeprefix("lmdb:")) if online.startswith("lmdb:") else ""  # noqa: PTH111
-        servers = [] if folder else urlsplit(online).netloc.rpartition("@")[2].split(",")
-        addresses = [*(_address(f"//{server}", 6379) for server in servers if server)]
+        parts = urlsplit("" if folder else online)
+        path = dict(parse_qsl(parts.query)).get("socket", "")
+        servers = [] if path else parts.netloc.rpartition("@")[2].split(",")
+        addresses = [(path, 0) if path else None, *(_address(f"//{server}", 6379) for server in servers if server)]
         addresses += [_address(f"//{word}") for word in self._words("services")]
         return [folder] if folder and Path(folder).is_dir() else [], [address for address in addresses if address]
 
@@ -193,6 +213,7 @@ class Cages:
 
 
 def _address(url: str, usual: int = 80) -> tuple[str, int] | None:
-    """Host and port of an address."""
+    """Host and port of an address; None where it has no host, or the port 0 of a server that has not chosen one."""
     parts = urlsplit(url)
-    return (parts.hostname, parts.port or (443 if parts.scheme == "https" else usual)) if parts.hostname else None
+    port = (443 if parts.scheme == "https" else usual) if parts.port is None else parts.port
+    return (parts.hostname, port) if parts.hostname and port else None

@@ -1,7 +1,8 @@
 """Limits of the kernel for slots on this machine: one cgroup (version 2) for each, where we may make them.
 
 That is where our own cgroup was delegated to us (systemd: `Delegate=yes`) or one that was is named by `cgroup=`.
-Elsewhere there are no limits, and the node says so by its label.
+Elsewhere the launcher itself watches memory (worker/resource_watch.py), nothing bounds CPU, and the node says so by its
+label.
 """
 
 import contextlib
@@ -16,11 +17,11 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 class Limits:
-    """`kind` is what the kernel enforces: "cgroup" or "none"."""
+    """`kind` says what enforces memory: "cgroup" (the kernel, and CPU too) or "watched" (the launcher)."""
 
     def __init__(self, named: str) -> None:
         self._root = _delegated(named)
-        self.kind = "cgroup" if self._root else "none"
+        self.kind = "cgroup" if self._root else "watched"
 
     def make(self, attempt: str, slot: int, amounts: Mapping[str, int]) -> str:
         """The cgroup of a slot, made with what it may use; empty where there are no limits."""
@@ -30,7 +31,9 @@ class Limits:
         try:
             path.mkdir(exist_ok=True)
             if cpu := amounts.get("cpu", 0):
-                (path / "cpu.max").write_text(f"{cpu * 100} 100000", encoding="ascii")
+                # A part of a core is a share while others want it, and a whole core while they do not.
+                (path / "cpu.max").write_text(f"{max(cpu, 1000) * 100} 100000", encoding="ascii")
+                (path / "cpu.weight").write_text(str(min(10_000, max(1, cpu // 10))), encoding="ascii")
             if memory := amounts.get("memory", 0):
                 (path / "memory.max").write_text(str(memory << 20), encoding="ascii")
                 (path / "memory.swap.max").write_text("0", encoding="ascii")

@@ -48,7 +48,7 @@ from falaj.core.execute import (
 )
 
 TIMEOUT_S = 30.0
-_KNOWN = ("token", "ca", "insecure", "python", "kinds")
+_KNOWN = ("token", "ca", "insecure", "python", "kinds", "shared")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,49}", re.ASCII)
 _EXITS = re.compile(r"^falaj-exits (\{.*\})$", re.MULTILINE)
@@ -72,6 +72,8 @@ class RayExecutor(RayScaling):
             raise Invalid("ray: needs an https address, or http on loopback", "for example ray:https://head:8265")
         if given.get("insecure", "loopback") != "loopback":
             raise Invalid(f"ray: insecure is {given['insecure']!r:.40}", "insecure=loopback, or leave it out")
+        if given.get("shared", "tenants") != "tenants":
+            raise Invalid(f"ray: shared is {given['shared']!r:.40}", "shared=tenants, or leave it out")
         self._bare = "insecure" in given and here
         if not given.get("token") and not self._bare:
             raise Invalid("ray: needs the cluster's token", "ray:https://head:8265?token=env:RAY_AUTH_TOKEN")

@@ -38,11 +38,14 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
 )
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import TimeoutError as TooLate
 from redis.retry import Retry
 
 from falaj.backends.redis_reach import Cluster, OneServer, Reach, pieces
 from falaj.backends.redis_readers import admit_reader, dismiss_reader, reader_address
 from falaj.backends.redis_wire import SocketWire, TlsWire, Wire
+from falaj.core.breaker import CircuitBreaker, NoAnswer
 from falaj.core.credential import credential
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.online import after as after_moment
@@ -147,6 +150,8 @@ class RedisOnline:
         self._prefix, self._url = prefix.encode(), url
         self._chunk = max(1, int(asked.get("chunk", "200")))
         self._reach = _reach(url, asked, self._heads)
+        self._probing = _reach(url, {**asked, "wait_s": "1", "connections": "2"}, self._heads, retries=0)
+        self._breaker = CircuitBreaker("Redis", self.probe)
         self._kept = False
         self._sown: set[str] = set()
         self._closed = False
@@ -167,6 +172,7 @@ class RedisOnline:
         """What lies under keys of several spaces, in one command."""
         if self._closed:
             raise _closed()
+        self._breaker.check()
         heads, crc = self._heads, zlib.crc32
         places = [
             heads[crc(key) & 0xFFF] + hashed + key
@@ -176,7 +182,11 @@ class RedisOnline:
         try:
             found = self._reach.mget(places) if places else []
         except (RedisError, OSError) as error:
-            raise _failure(error) from None
+            failure = _failure(error)
+            if isinstance(failure, NoAnswer):
+                self._breaker.record_failure()
+            raise failure from None
+        self._breaker.record_answer()
         if len(asks) == 1:
             return [found]
         ends = list(itertools.accumulate(len(keys) for _, keys in asks))
@@ -255,10 +265,22 @@ class RedisOnline:
         with self._clear_errors():
             dismiss_reader(self._reach, self._prefix.decode(), password_digest)
 
+    def probe(self) -> None:
+        """Ask the server, or any server of a cluster, for a second at most; raise the reason it cannot be used."""
+        try:
+            self._probing.probe()
+        except (RedisError, OSError) as error:
+            failure = _failure(error)
+            (self._breaker.record_failure if isinstance(failure, NoAnswer) else self._breaker.record_answer)()
+            raise failure from None
+        self._breaker.record_answer()
+
     def close(self) -> None:
         """Close every connection."""
         self._closed = True
+        self._breaker.close()
         self._reach.close()
+        self._probing.close()
 
     def _place(self, hashed: bytes, key: bytes) -> bytes:
         return self._heads[zlib.crc32(key) & 0xFFF] + hashed + b"." + key
@@ -313,13 +335,14 @@ class RedisOnline:
     def _clear_errors(self) -> Iterator[None]:
         if self._closed:
             raise _closed()
-        try:
-            yield
-        except NoScriptError:
-            raise
-        except (RedisError, OSError) as error:
-            # Their words may name hosts, users and keys.
-            raise _failure(error) from None
+        with self._breaker.guard():
+            try:
+                yield
+            except NoScriptError:
+                raise
+            except (RedisError, OSError) as error:
+                # Their words may name hosts, users and keys.
+                raise _failure(error) from None
 
 
 def _asked(url: str, options: Mapping[str, Any]) -> dict[str, str]:
@@ -334,7 +357,7 @@ def _asked(url: str, options: Mapping[str, Any]) -> dict[str, str]:
     return asked
 
 
-def _reach(url: str, asked: Mapping[str, str], heads: Sequence[bytes]) -> Reach:
+def _reach(url: str, asked: Mapping[str, str], heads: Sequence[bytes], retries: int = 3) -> Reach:
     """What speaks to the server, or to the servers."""
     parts = urlsplit(url)
     nodes = _nodes(parts.netloc.rpartition("@")[2])
@@ -353,7 +376,7 @@ def _reach(url: str, asked: Mapping[str, str], heads: Sequence[bytes]) -> Reach:
 
     def pool(**where: Any) -> Any:
         made: Any = redis.BlockingConnectionPool
-        retry = Retry(ExponentialBackoff(cap=0.5, base=0.02), 3)
+        retry = Retry(ExponentialBackoff(cap=0.5, base=0.02), retries)
         return made(**where, **most, timeout=wait_s, retry=retry, **more, **tls)
 
     if asked.get("cluster", "no") == "yes":
@@ -401,6 +424,8 @@ def _failure(error: BaseException) -> FalajError:
         return Unavailable("this Redis is a copy that takes no writes", "name the primary in the address")
     if isinstance(error, BusyLoadingError):
         return Unavailable("Redis is still loading what it kept", "call again in a moment")
+    if isinstance(error, (NoConnection, TooLate, OSError)):
+        return NoAnswer("Redis does not answer", "try again; then check its address and health")
     return Unavailable("Redis does not answer as it should", "try again; then check its address and health")
 
 

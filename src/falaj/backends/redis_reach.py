@@ -50,6 +50,10 @@ class Reach(Protocol):
         """Buckets that tell whether a server lost what it had; none where the mark of a space does."""
         ...
 
+    def probe(self) -> None:
+        """Return once a server answers; raise the client's error where none does."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -82,6 +86,9 @@ class OneServer:
 
     def seeds(self) -> list[int]:
         return []
+
+    def probe(self) -> None:
+        self._client.ping()
 
     def close(self) -> None:
         self._lines.close()
@@ -138,6 +145,18 @@ class Cluster:
         for bucket, slot in enumerate(self._slots):
             by_server.setdefault(self._server(slot).name, []).append(bucket)
         return [bucket for every in by_server.values() for bucket in every[:: max(1, len(every) // _SEEDS)]]
+
+    def probe(self) -> None:
+        """One server that answers is enough: the client finds its way around those that do not."""
+        error: RedisError = NoConnection()
+        for node in self._client.get_primaries():
+            try:
+                node.redis_connection.ping()
+            except RedisError as failure:
+                error = failure
+            else:
+                return
+        raise error
 
     def close(self) -> None:
         for lines in self._lines.values():

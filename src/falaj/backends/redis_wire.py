@@ -19,6 +19,8 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as TooLate
 from redis.retry import Retry
 
+from falaj.core.connection_broker import is_present, open_connection
+
 _MORE = object()
 _READ = 1 << 16
 _CUT_OFF = "the connection to Redis was cut off"
@@ -101,6 +103,25 @@ class SocketWire(_Plain, redis.UnixDomainSocketConnection):
 
 class TlsWire(_Straight, redis.SSLConnection):
     """The same under TLS, whose records Python must see the end of."""
+
+
+def _connect_by_broker(connection: Any) -> socket.socket:
+    opened = open_connection(connection.host, connection.port, connection.socket_connect_timeout)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    opened.settimeout(connection.socket_timeout)
+    return opened
+
+
+def _connect_to_path_by_broker(connection: Any) -> socket.socket:
+    opened = open_connection(connection.path, 0, connection.socket_connect_timeout)
+    opened.settimeout(connection.socket_timeout)
+    return opened
+
+
+if is_present():
+    # On the client's classes, not on ours: RedisCluster opens connections of its own, and TLS wraps what these give.
+    redis.Connection._connect = _connect_by_broker  # type: ignore[method-assign]  # noqa: SLF001
+    redis.UnixDomainSocketConnection._connect = _connect_to_path_by_broker  # type: ignore[method-assign]  # noqa: SLF001
 
 
 class Lines:

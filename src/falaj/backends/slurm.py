@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from falaj.backends import slurm_script as script
 from falaj.backends.slurm_site import SlurmJob, SlurmSite, account, node_facts
+from falaj.backends.unix_users import map_unix_user, read_unix_user_rules
 from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
 from falaj.core.execute import (
     END,
@@ -34,6 +35,7 @@ from falaj.core.execute import (
     Attempt,
     LogChunk,
     NodeFacts,
+    PersonRefused,
     SlotExit,
     Status,
     launcher_environment,
@@ -41,7 +43,7 @@ from falaj.core.execute import (
 )
 from falaj.core.outbox import Facts, last_lines, read_file, read_outbox
 
-_KNOWN = ("conf", "partition", "account", "qos", "user", "python", "folder", "sandbox")
+_KNOWN = ("conf", "partition", "account", "qos", "user", "users", "python", "folder", "sandbox")
 _FIRST_PERSON = 1000
 """Unix users below this number belong to the system."""
 _FORCE_AFTER_S = 5.0
@@ -70,6 +72,7 @@ class SlurmExecutor:
         self._user, self._python = given.get("user", ""), given.get("python", "python3")
         if given.get("sandbox", "off") not in _CAGES:
             raise Invalid(f"slurm: sandbox is {given['sandbox']!r:.40}", f"it is one of {', '.join(_CAGES)}")
+        self._unix_user_rules = read_unix_user_rules(given.get("users", ""))
         self._cage = _CAGES[given.get("sandbox", "off")]
         self._usual = {name: given[name] for name in ("partition", "account", "qos") if name in given}
         self._force_at: dict[str, float] = {}
@@ -163,14 +166,17 @@ class SlurmExecutor:
     def _who(self, attempt: Attempt) -> str:
         """Whose identity it runs under. Nobody becomes root, or a user of the system, by having its name."""
         me = os.geteuid()
-        user = attempt.user or self._user
+        user = map_unix_user(attempt.user, self._unix_user_rules) or self._user
         if not user:
-            raise Invalid("the attempt does not say whose identity it runs under", "map the person to a Unix user")
+            raise PersonRefused(
+                "the attempt does not say whose identity it runs under", "map the person to a Unix user"
+            )
         uid = account(user).pw_uid
         if uid < _FIRST_PERSON and user != self._user:
-            raise Invalid(f"{user} is a user of the system, not a person", "the cluster's option user=… may name it")
+            hint = "the cluster's option user=… may name it"
+            raise PersonRefused(f"{user} is a user of the system, not a person", hint)
         if me not in (0, uid) and shutil.which("sudo") is None:
-            raise Invalid(f"this service may not act as {user}", "run it as root, or install sudo for it")
+            raise PersonRefused(f"this service may not act as {user}", "run it as root, or install sudo for it")
         return user
 
     def _submit(self, attempt: Attempt, user: str) -> str:
@@ -268,14 +274,21 @@ def _claim(folder: Path) -> str:
 
 
 def _give(folder: Path, checkpoints: str, uid: int, gid: int) -> None:
-    """Make what was prepared the user's. A file with another name too, as from a cache, is not the attempt's alone."""
+    """Make what was prepared the user's: the contents first, through open folders, and `folder` last.
+
+    Until then nobody else can enter `folder`, so a user cannot exchange a part of it for a link and be given what the
+    link leads to. So a folder that is the user's already has been given whole. A file with another name too, as from a
+    cache, is not the attempt's alone.
+    """
     if checkpoints and Path(checkpoints).is_dir():
         os.chown(checkpoints, uid, gid, follow_symlinks=False)
-    for here, _, names in os.walk(folder):
-        os.chown(here, uid, gid, follow_symlinks=False)
-        for path in (Path(here, name) for name in names):
-            if path.lstat().st_nlink == 1:
-                os.chown(path, uid, gid, follow_symlinks=False)
+    if folder.lstat().st_uid != os.geteuid():
+        return
+    for *_, names, directory in os.fwalk(folder, topdown=False, follow_symlinks=False):
+        for name in names:
+            if os.stat(name, dir_fd=directory, follow_symlinks=False).st_nlink == 1:
+                os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
+        os.fchown(directory, uid, gid)
 
 
 @contextlib.contextmanager

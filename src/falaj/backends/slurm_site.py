@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from falaj.core.errors import Invalid, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, WAITING, Device, NodeFacts
+from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, WAITING, Device, NodeFacts, PersonRefused
 
 TIMEOUT_S = 60.0
 MARK = "falaj:"
 """How the comment of each of our jobs begins."""
+_REFUSES_PERSON = re.compile(r"invalid account|not permitted|permission denied|invalid qos", re.IGNORECASE)
+"""What sbatch says where an association, a partition or a QOS does not admit the user."""
 _AWAY = re.compile(
     r"unable to contact|connection (refused|timed out)|timed out|unable to (establish|resolve)|standby|temporarily"
     r"|zero bytes|protocol authentication|could not establish a configuration|unexpected message|host is down",
@@ -87,10 +89,12 @@ class SlurmSite:
             return str(done.stdout)
         said = " ".join(line.partition("error: ")[2] or line for line in done.stderr.splitlines())[-500:]
         if prefix and done.stderr.startswith("sudo:"):
-            raise Invalid(f"may not act as {user}: {said}", f"allow it: sudo -u {user} {words[0]}, without a password")
+            hint = f"allow it: sudo -u {user} {words[0]}, without a password"
+            raise PersonRefused(f"may not act as {user}: {said}", hint)
         if _AWAY.search(said):
             raise Unavailable(f"Slurm does not answer: {said}", "is slurmctld running, and SLURM_CONF right?")
-        raise Invalid(f"Slurm refuses: {said}", "see the message; sinfo and sacctmgr show what the site has")
+        refusal = PersonRefused if words[0] == "sbatch" and _REFUSES_PERSON.search(said) else Invalid
+        raise refusal(f"Slurm refuses: {said}", "see the message; sinfo and sacctmgr show what the site has")
 
     def jobs(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
         """What is known of each job: by the controller while it remembers, then by the accounting."""
@@ -169,7 +173,9 @@ def account(user: str) -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(user)
     except KeyError as error:
-        raise Invalid(f"there is no Unix user {user[:64]!r} here", "map the person to a user of the site") from error
+        raise PersonRefused(
+            f"there is no Unix user {user[:64]!r} here", "map the person to a user of the site"
+        ) from error
 
 
 def records(text: str) -> Iterator[dict[str, str]]:

@@ -115,6 +115,11 @@ class SqliteStore:
                 found.append(last)
         return found
 
+    def list_kinds(self, tenant: str) -> list[str]:
+        """Every kind of which the tenant has records, by name."""
+        with self._reader() as connection:
+            return [kind for (kind,) in connection.execute(sql.KINDS, (tenant, tenant))]
+
     def group(self) -> "SqliteGroup":
         """Commits of this thread wait for the group's end."""
         return SqliteGroup(self._lane)

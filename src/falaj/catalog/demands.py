@@ -73,6 +73,7 @@ class Demands(Shelf):
             tx.emit(
                 "catalog.require", record.ref,
                 rules="; ".join(texts), digest=digest_of_rules(read), needs=needs, dpo=officers,
+                own=int(bool(rules)), was_own=int(old is not None and bool(old.body["own"])),
             )  # fmt: skip
         return _shown(gate, record)
 

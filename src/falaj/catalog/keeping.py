@@ -1,9 +1,9 @@
 """Keeping: holds, deletion that leaves a tombstone, copies in other zones, and what stays in the local cache."""
 
+import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from falaj.catalog.life_records import Kept
@@ -16,13 +16,18 @@ from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.duties import RECORDED_EVENTS, is_personal
+from falaj.govern.duty_facts import EVENTS
 from falaj.govern.grants import outside
+from falaj.govern.records import KeepingDuty
+from falaj.govern.refusals import STEWARD
 from falaj.govern.regimes import JURISDICTION
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import close_intent, open_intent, refresh_intent
 from falaj.store.records import Record
 
 DAY_S = 86_400
+DELETE_ACTION = "catalog.delete"
 WHY = "why"
 _WHY = r"[^\s,=*][^,=*\r\n\0]{0,199}"
 _NAMED = 5
@@ -73,18 +78,49 @@ class Keeping(Shelf):
             label = replace(record.label, holds=record.label.holds - {why})
             return self._relabel(tx, record, label, "catalog.release", why)
 
+    @verb(reads=("name",), group="govern")
+    def record_event(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        event: Annotated[str, f"what happened: {' or '.join(RECORDED_EVENTS)}"],
+        at: Annotated[str, "the day, 2026-11-01, or the instant with its offset"],
+        reason: Annotated[str, "how you know, for the log"],
+    ) -> Version:
+        """Record when something happened from which a law counts how long a version must be kept.
+
+        `end-of-relationship` is when that with the last person in it ended, `last-procedure` the last health procedure.
+        Until it is recorded the duty has no end. It counts for all that was made from this version, too.
+
+        Example:
+            falaj catalog record-event dataset:bank/accounts@v3 end-of-relationship 2026-06-30 --reason "file 44"
+        """
+        check_text("the reason", reason, MESSAGE)
+        if event not in RECORDED_EVENTS:
+            raise Invalid(f"event {event[:40]!r}: expected {' or '.join(RECORDED_EVENTS)}", "name one of them", name)
+        if not reason.strip():
+            raise Invalid("the date of an event needs a reason", "--reason says how you know, for the log", name)
+        moment = parse_day(at, ctx.now())
+        with self._ledger.write(ctx) as tx:
+            record = self._live(tx, name)
+            before = record.body.get(EVENTS) or {}
+            record = self._rewrite(tx, record, **{EVENTS: {**before, event: moment}})
+            tx.emit("catalog.record_event", record.ref, event=event, date=at, before=before.get(event, 0.0), why=reason)
+            return as_version(record, self._aliases(tx, name))
+
     @verb(reads=("names",))
     def kept(self, ctx: Context, names: Annotated[tuple[Ref, ...], "which versions"]) -> tuple[Kept, ...]:
-        """Say which of these versions the law keeps now, and why: a hold, also on what one was made from, or retention.
+        """Say which of these versions (blobs, too) must be kept now: by which law, hold or contract, why, until when.
 
         Example:
             falaj catalog kept dataset:fraud/tx@v2 dataset:fraud/tx@v3
         """
         with self._ledger.read(ctx) as tx:
-            get = cache(tx.get)
-            records = [get(self._pinned(tx, name)) for name in names]
-            live = [one for one in records if one is not None and one.body.get("state") == "live"]
-            return tuple(kept for one in live if (kept := self._law(ctx, one, get)) is not None)
+            records = [tx.get(self._pinned(tx, name)) for name in names]
+            live = [record for record in records if record is not None and record.body.get("state", "live") == "live"]
+            sees = sight(self._ledger, ctx, live[0].ref) if live else None
+            duties = self._zones.find_duties(ctx, live, sees=sees)
+        return tuple(as_kept(ref, each) for ref, each in duties.items() if each)
 
     @verb(reads=("name",), group="erase")
     def delete(
@@ -96,9 +132,11 @@ class Keeping(Shelf):
     ) -> Version:
         """Delete a version. It can no longer be read, and its bytes go when nothing else needs them.
 
-        Refused while a hold (also on what it was made from) or a retention period stands, while it is in staging or
-        production, and, unless forced, while other versions were made from it. A tombstone stays with its name, label,
-        root and the reason. `falaj audit prove` proves the deletion, `falaj audit impact` says who would be hit.
+        Refused while a hold (also on what it was made from), a retention period of its label or of a law, a contract
+        or an open breach demands that it is kept, while it is in staging or production, and, unless forced, while other
+        versions were made from it. Who is no data steward needs a second person for a dataset with personal data:
+        the refusal says how to ask. A tombstone stays with its name, label, root and the reason. `falaj audit prove`
+        proves the deletion, `falaj audit impact` says who would be hit.
 
         Example:
             falaj catalog delete dataset:fraud/tx@v2 --reason "consent withdrawn"
@@ -109,14 +147,16 @@ class Keeping(Shelf):
         with self._ledger.write(ctx) as tx:
             record = self._live(tx, name)
             aliases = [alias for alias, to in self._aliases(tx, name).items() if to == record.key.version]
-            if kept := self._law(ctx, record, tx.get):
+            if duties := self._duties(ctx, record):
+                kept = as_kept(record.ref, duties)
                 raise Denied(kept.why, kept.do, kept.ref)
             _check_stages(record.ref, aliases)
+            self._check_second_person(ctx, record)
             made = self._made_from(tx, record.ref)
             if made and not force:
                 raise _needed(record.ref, made, self._seen(ctx, record.ref, made))
-            for zone in record.body["zones"]:
-                permit = ctx.permit("delete", str(name.bare), zone)
+            permits = {zone: ctx.permit("delete", str(name.bare), zone) for zone in record.body["zones"]}
+            for zone, permit in permits.items():
                 self._blobs.delete(ctx, str(name.bare), zone, tree_of(record).batches[0].bundle, permit)
             for alias in aliases:
                 self._point(tx, name, alias, "", Act("delete", reason))
@@ -279,26 +319,16 @@ class Keeping(Shelf):
         pages = (tx.find(kind, terms={f"from.{ref}": "yes"}, limit=1000) for kind in KINDS)
         return [record for page in pages for record in page.records]
 
-    def _law(self, ctx: Context, record: Record, get: Callable[[Ref], Record | None]) -> Kept | None:
-        """What keeps a version: a hold on it or on what it was made from, at any distance and whenever that was, or a
-        retention period. `get` reads the others."""
-        label, ref, hint = record.label, record.ref, "falaj catalog release ends a hold"
-        if label.holds:
-            return Kept(ref, f"{ref} is under legal hold: {', '.join(sorted(label.holds))}", hint)
-        left = record.body["made_at"] + label.min_retain_s - ctx.now()
-        # What need not be kept may go at once, whichever clock wrote when it was made.
-        if label.min_retain_s and left > 0:
-            days = -(-left // DAY_S)
-            return Kept(ref, f"{ref} must be kept {days:.0f} days more", "its label sets how long it is kept")
-        rest, known = [record], {ref}
-        while rest:
-            named = {Ref.parse(one) for one in rest.pop().body.get("inputs", {}).values()} - known
-            known |= named
-            rest += [found for one in named if one.kind in KINDS and (found := get(one)) is not None]
-            if held := next((one for one in rest if one.label.holds), None):
-                source = ", ".join(self._seen(ctx, ref, [held])) or "a version that you may not see"
-                return Kept(ref, f"{ref} was made from {source}, which is under legal hold", hint)
-        return None
+    def _duties(self, ctx: Context, record: Record) -> tuple[KeepingDuty, ...]:
+        """Every duty to keep a version: the one function that deletions, lists and erasures ask."""
+        return self._zones.find_duties(ctx, (record,), sees=sight(self._ledger, ctx, record.ref))[record.ref]
+
+    def _check_second_person(self, ctx: Context, record: Record) -> None:
+        """Denied where somebody whose work is not the data would delete personal data alone."""
+        columns = (record.body.get("table") or {}).get("columns", ())
+        if record.key.kind == "dataset" and STEWARD not in ctx.actor.roles and is_personal(record.label, columns):
+            digest = hashlib.sha256(f"{record.ref} {record.body['root']}".encode()).hexdigest()
+            self._approvals.demand(ctx, DELETE_ACTION, f"sha256:{digest}", needs=1, authors=(ctx.actor.id,))
 
     def _seen(self, ctx: Context, ref: Ref, made: list[Record]) -> list[str]:
         sees = sight(self._ledger, ctx, ref)
@@ -311,8 +341,10 @@ class Keeping(Shelf):
             "root": body["root"], "num_files": body["num_files"], "size": body["size"], "made_at": body["made_at"],
             "inputs": body.get("inputs", {}), "stage": "destroyed", "state": "deleted", "zones": [], "batches": [],
             "message": reason, "deleted_by": ctx.actor.id, "deleted_at": ctx.now(),
+            EVENTS: body.get(EVENTS) or {},  # what was made from it still counts from these dates
         }  # fmt: skip
-        buried = tx.put(record.ref, stone, rev=record.rev, label=record.label, terms={WHY: _cause(reason)})
+        terms = {WHY: _cause(reason)}
+        buried = tx.put(record.ref, stone, rev=record.rev, label=record.label, terms=terms, restricted=False)
         self._step_back(tx, record.ref)
         tx.emit(
             "catalog.delete", record.ref, root=body["root"], size_bytes=body["size"], num_files=body["num_files"],
@@ -334,6 +366,27 @@ class Keeping(Shelf):
             terms = {**newest.terms, "newest": "yes"}
             tx.put(newest.ref, newest.body, rev=newest.rev, label=newest.label, terms=terms)
         self._write_head(tx, deleted, {"newest": newest.key.version if newest else ""})
+
+
+def parse_day(text: str, now: float) -> float:
+    """Seconds since 1970 of a day (its end, in UTC) or of an instant with its offset; Invalid when it is to come."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{text[:60]!r}: expected a day or an instant", "for example 2026-06-30") from None
+    if moment.tzinfo is None:
+        if len(text) > len("2026-06-30"):
+            raise Invalid(f"{text[:60]!r} does not say in which time zone", "add the offset, for example +04:00")
+        moment = moment.replace(tzinfo=UTC) + timedelta(days=1)
+    if moment.timestamp() > now + DAY_S:
+        raise Invalid(f"{text[:60]!r} is in the future", "record an event once it has happened")
+    return moment.timestamp()
+
+
+def as_kept(ref: Ref, duties: tuple[KeepingDuty, ...]) -> Kept:
+    """The duties on a version as an answer to its readers."""
+    reasons = "; ".join(dict.fromkeys(duty.reason for duty in duties))
+    return Kept(ref, reasons, "; ".join(dict.fromkeys(duty.hint for duty in duties)), duties)
 
 
 def _cause(reason: str) -> str:

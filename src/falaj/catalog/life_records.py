@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from falaj.core.data import dataclass
 from falaj.core.ref import Ref
+from falaj.govern.records import KeepingDuty
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,14 @@ class NamedPage:
 class Kept:
     """What stays although it should go, and why."""
 
-    STRUCTURE: ClassVar = ("ref", "why", "do")
+    STRUCTURE: ClassVar = ("ref", "why", "do", "duties")
 
     ref: Ref
     why: str
     do: str = ""
     """What somebody can do about it."""
+    duties: tuple[KeepingDuty, ...] = ()
+    """Each law, hold or contract that keeps it, and until when; none where something else does."""
 
 
 @dataclass(frozen=True, slots=True)

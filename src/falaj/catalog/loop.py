@@ -15,6 +15,10 @@ from falaj.store.loop import Turn
 
 SWEEP_S = 2.0
 """How long a voice heard by another replica may go unnoticed."""
+LAPSE_S = 10.0
+"""Seconds between sweeps without news: the end of an emergency comes with time and not with an event."""
+
+_PAGE = 1000
 
 
 class StageLoop:
@@ -30,14 +34,18 @@ class StageLoop:
         self._catalog = catalog
         self._residency = residency
         self._heard = True
-        self._swept = 0.0
+        self._looked = self._swept = 0.0
+        self._cursor = ledger.store.end()
         # Whatever happens to an approval wakes us; only what people say of one is worth a look at every tenant.
         catalog.watch(self._listen)
 
     def step(self, turn: Turn) -> bool:
         """Settle what is due in every tenant; a promotion that cannot be settled holds up no other."""
         now = turn.ctx.now()
-        if not self._heard and abs(now - self._swept) < self.every_s:
+        if not self._heard and abs(now - self._looked) < self.every_s:
+            return False
+        self._looked = now
+        if not self._hear_others() and abs(now - self._swept) < min(LAPSE_S, 5 * self.every_s):
             return False
         self._heard, self._swept = False, now
         failure: FalajError | None = None
@@ -55,6 +63,12 @@ class StageLoop:
         if failure is not None:
             raise failure
         return False
+
+    def _hear_others(self) -> bool:
+        """Whether the log has new events about approvals, from any replica."""
+        while voices := self._ledger.subjects(self._cursor, "approval", _PAGE):
+            self._cursor, self._heard = voices[-1][0], True
+        return self._heard
 
     def _settle(self, ctx: Context, promotion: Ref) -> None:
         asked = replace(ctx, asker=self._asker(ctx, promotion))

@@ -20,8 +20,8 @@ class Reading:
     A read may outlive its ticket, and its connection: the one is asked for again, the other taken up where it broke.
     """
 
-    def __init__(self, here: Here, version: Ref, ticket: str) -> None:
-        self._here, self._version, self._ticket = here, version, ticket
+    def __init__(self, here: Here, version: Ref, ticket: str, view: Ref | None = None) -> None:
+        self._here, self._version, self._ticket, self._view = here, version, ticket, view
 
     def __call__(self, digest: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         for turn in range(_TRIES):
@@ -34,15 +34,20 @@ class Reading:
                 if turn + 1 == _TRIES or (over and "expired" not in error.message):
                     raise
                 if over:
-                    self._ticket = self._here.catalog.open(self._version).ticket
+                    self._ticket = _open(self._here, self._version, self._view).ticket
             else:
                 return
 
 
-def open_version(here: Here, name: Ref) -> tuple[Opened, Snapshot]:
-    """Ask to read a version, and its files."""
-    opened: Opened = here.catalog.open(name)
-    return opened, Snapshot(opened.tree, Reading(here, opened.ref, opened.ticket))
+def open_version(here: Here, name: Ref, view: Ref | None = None) -> tuple[Opened, Snapshot]:
+    """Ask to read a version, and its files; with `view`, as rows of that feature view."""
+    opened = _open(here, name, view)
+    return opened, Snapshot(opened.tree, Reading(here, opened.ref, opened.ticket, view))
+
+
+def _open(here: Here, name: Ref, view: Ref | None) -> Opened:
+    opened: Opened = here.catalog.open(name) if view is None else here.catalog.open(name, view)
+    return opened
 
 
 @dataclass(frozen=True, slots=True)

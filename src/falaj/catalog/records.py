@@ -67,7 +67,8 @@ class Version:
 
     STRUCTURE: ClassVar = (
         "ref", "root", "num_files", "size_bytes", "stage", "label", "zones", "author", "made_at", "aliases", "table",
-        "card", "pinned", "signed", "state", "deleted_by", "deleted_at",
+        "card", "pinned", "signed", "state", "deleted_by", "deleted_at", "events",
+        "restricted",
     )  # fmt: skip
     MARKER: ClassVar = "message"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "stage", "aliases", "num_files", "size_bytes", "made_at", "message")
@@ -93,6 +94,10 @@ class Version:
     """live, or deleted: a tombstone keeps its name, label, root and reason."""
     deleted_by: str = ""
     deleted_at: float = 0.0
+    events: Mapping[str, float] = field(default_factory=dict)
+    """The recorded dates from which laws count how long it must be kept."""
+    restricted: bool = False
+    """True when it is kept and may not be used."""
 
     @property
     def structure(self) -> frozenset[str]:

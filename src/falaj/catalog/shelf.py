@@ -18,7 +18,10 @@ from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.govern.approvals import Approvals
+from falaj.govern.destruction import DestructionChecks
+from falaj.govern.duty_facts import EVENTS
 from falaj.govern.keys import Keyring
+from falaj.govern.zones import Zones
 from falaj.snapshot.records import Tree
 from falaj.store.blobs import BlobStore
 from falaj.store.codec import from_plain
@@ -62,14 +65,17 @@ class Shelf:
         approvals: Approvals,
         keyring: Keyring,
         registries: Mapping[str, str],
+        zones: Zones,
     ) -> None:
         """`registries` says under whose law hosts stand that versions are carried to."""
+        self._zones = zones
         self._ledger = ledger
         self._blobs = blobs
         self._transfers = transfers
         self._approvals = approvals
         self._keyring = keyring
         self._registries = registries
+        self.destruction = DestructionChecks(ledger, zones, approvals, keyring)
 
     def _write_head(self, tx: Writer, name: Ref, changes: Mapping[str, Any], now: float = 0.0) -> Record:
         """Change the one mutable record of a name; made at `now` when it is not there."""
@@ -298,6 +304,8 @@ def as_version(record: Record, aliases: Mapping[str, str]) -> Version:
         state=body["state"],
         deleted_by=body.get("deleted_by", ""),
         deleted_at=body.get("deleted_at", 0.0),
+        events=body.get(EVENTS) or {},
+        restricted=record.restricted,
     )
 
 

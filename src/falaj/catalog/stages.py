@@ -124,16 +124,15 @@ class Stages(Demands):
 
     def due(self, ctx: Context) -> Iterator[Ref]:
         """The wishes of the context's tenant that have something to be done about them now; for the loop."""
-        for state in (WAITING, EMERGENCY):
-            after = ""
-            while True:
-                with self._ledger.read(ctx) as tx:
+        ready = list[Ref]()
+        with self._ledger.read(ctx) as tx:
+            for state in (WAITING, EMERGENCY):
+                after, more = "", True
+                while more:
                     page = tx.find(KIND, terms={"state": state}, after=after, limit=100)
-                    ready = [record.ref for record in page.records if stirred(tx, ctx, as_wish(record))]
-                yield from ready
-                after = page.next
-                if not after:
-                    break
+                    ready += [record.ref for record in page.records if stirred(tx, ctx, as_wish(record))]
+                    after, more = page.next, bool(page.next)
+        return iter(ready)
 
     def settle(self, ctx: Context, promotion: Ref) -> Promotion | None:
         """Do what people's voices ask for by now: move the version, undo an emergency, or let the wish go."""

@@ -13,6 +13,7 @@ from falaj.core.errors import Conflict, Denied, FalajError, Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.refusals import STEWARD, check_usable, is_view_storage
 from falaj.snapshot.records import Tree
 from falaj.store.blobs import hex_of
 from falaj.store.codec import from_json, to_json, to_plain
@@ -123,9 +124,19 @@ class Versions(Shelf):
             tx.emit("catalog.publish", newest.ref, unchanged=1)
             return newest.ref
 
-    @verb(reads=("name",), group="read")
-    def open(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Opened:
+    @verb(reads=("name", "view"), group="read")
+    def open(
+        self,
+        ctx: Context,
+        name: Annotated[Ref, "which version; the newest when none is given"],
+        view: Annotated[Ref | None, "the feature view by way of which its own rows are read"] = None,
+    ) -> Opened:
         """Ask to read a version: gives its tree, and the ticket to get its bytes under.
+
+        Refused for a version that is restricted, and for personal data that was made before somebody took back their
+        consent to the caller's purpose, objected or was restricted. A data steward, who carries out what people ask
+        for, may open the latter, and so may reads of features (`view`), which leave such people out row by row: only
+        rows that the stream of that view has, whatever other datasets are called.
 
         `falaj catalog checkout` does this and all that follows.
 
@@ -134,6 +145,9 @@ class Versions(Shelf):
         """
         with self._ledger.read(ctx) as tx:
             record = self._live(tx, name)
+            by_view = view is not None and is_view_storage(tx, view, record.ref)
+            if STEWARD not in ctx.actor.roles and not by_view:
+                check_usable(tx, ctx.tenant, ctx.purpose, (record.ref,))
         zone = nearest(record, ctx)
         ticket = self._transfers.grant(ctx, record.ref, zone, ctx.permit("read", str(name.bare), zone))
         version = as_version(record, {})

@@ -23,6 +23,7 @@ COMMANDS = {
     "deploy": ("falaj.cli.deploy:deploy", "Render a deployment for a place, and check one that runs"),
     "upgrade": ("falaj.cli.upgrade:upgrade", "Say whether this version may join those that run"),
     "restore": ("falaj.cli.restore:restore", "Bring a backup into an empty store, and prove it"),
+    "renew-token": ("falaj.cli.renew_token:renew_token", "Replace the token in a file by its next one"),
     "tls": ("falaj.cli.status:tls", "The local authority: show it, issue certificates"),
     "completion": ("falaj.cli.completion:completion", "Print a completion script for bash, zsh or fish"),
 }

@@ -15,7 +15,7 @@ from falaj.core.errors import FalajError
 from falaj.core.finding import Finding
 from falaj.core.settings import Settings
 
-GOOD, WARN, BAD = "ok", "look", "FIX"
+GOOD, WARN, RISK, BAD = "ok", "look", "RISK", "FIX"
 SPACE_BAD, SPACE_LOW = 1 << 29, 5 << 30
 NEEDS = {
     "postgresql": ("psycopg", "postgres"),
@@ -58,36 +58,37 @@ def machine(settings: Settings) -> Iterator[Finding]:
     if settings.oidc.issuer:
         yield _provider(settings)
     yield _sandbox(settings)
+    yield _limits()
 
 
 def house(settings: Settings) -> Iterator[Finding]:
-    """What can be seen only from inside: store and schema, blobs, keys, the log."""
+    """Backends first; then, where a platform of this version stands on them, what only the platform itself knows."""
+    from falaj.cli.doctor_backends import examine_backends, is_current
     from falaj.platform import House, Platform
 
-    if not Path(settings.home).exists():
-        yield Finding("store", WARN, "there is no platform in this folder yet", "falaj up")
+    examined = list(examine_backends(settings))
+    yield from examined
+    if not is_current(examined):
         return
     try:
         opened = House(settings)
     except FalajError as error:
-        yield Finding("store", BAD, error.message, error.hint)
+        yield Finding("platform", BAD, error.message, error.hint)
         return
     try:
-        for name, good in opened.ready().items():
-            yield Finding(
-                name,
-                GOOD if good else BAD,
-                "answers" if good else "does not answer",
-                "" if good else f"check the setting `{_SETTING.get(name, name)}`",
-            )
+        for dependency in opened.dependencies.health():
+            if not dependency.answers:
+                yield Finding(dependency.name, BAD, dependency.problem, dependency.hint)
+            elif dependency.name not in {finding.check for finding in examined}:
+                yield Finding(dependency.name, GOOD, "answers")
+        if opened.fence.read() is not None:
+            found = "FENCED: a restored copy, which starts no job and reaches no cluster, hook or agent"
+            yield Finding("copy", BAD, found, "once the old installation is gone: falaj restore --activate")
         here = Platform(opened, opened.owner())
-        for check in (_sealing, _unfinished, _clock, _unsandboxed):
+        for check in (_sealing, _unfinished, _clock, _other_clocks, _trusted_time, _unsandboxed):
             yield _tried(check, here)
     finally:
         opened.close()
-
-
-_SETTING = {"keys": "secrets"}
 
 
 def _tried(check: Callable[[Any], Finding], here: Any) -> Finding:
@@ -135,15 +136,37 @@ def _clock(here: Any) -> Finding:
     return Finding("clock", GOOD, time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime()))
 
 
+def _other_clocks(here: Any) -> Finding:
+    """Clocks of the machines we stand on that differ from ours."""
+    readings = here.audit.clocks()
+    wrong = [reading for reading in readings if not reading.within_limit]
+    texts = [f"{each.source} {each.failed or f'{each.skew_s:+.1f} s'}" for each in wrong or readings]
+    hint = "set the clock: timedatectl set-ntp true" if wrong else ""
+    return Finding("other clocks", BAD if wrong else GOOD, "; ".join(texts) or "none to compare with", hint)
+
+
+def _trusted_time(here: Any) -> Finding:
+    """Whether an RFC 3161 server dates the log, and when it last did."""
+    settings = here.house.settings.timestamp
+    if not settings.server:
+        return Finding("trusted time", GOOD, "no timestamp server is set: times are this machine's")
+    stamps = here.audit.timestamps(limit=1)
+    late = not stamps or time.time() - stamps[0].at > 3 * settings.every_s
+    shown = f"checkpoint {stamps[0].checkpoint} is dated" if stamps else "no checkpoint is dated yet"
+    hint = "falaj up asks the server by itself; its log says why it fails" if late else ""
+    return Finding("trusted time", WARN if late else GOOD, shown, hint)
+
+
 def _unsandboxed(here: Any) -> Finding:
-    """Whose jobs run without a sandbox on this machine."""
+    """Whose jobs run without a sandbox, on any cluster."""
     from falaj.fleet.sandbox import UNSANDBOXED
 
     exposed = {cluster.name: cluster.unsandboxed for cluster in here.clusters.list() if cluster.unsandboxed}
     if not exposed:
-        return Finding("jobs", GOOD, "all jobs on this machine run in a sandbox")
+        return Finding("jobs", GOOD, "all jobs run in a sandbox")
     words = "; ".join(f"{name}: {UNSANDBOXED[who]}" for name, who in exposed.items())
-    return Finding("jobs", WARN, words, 'set sandbox = "required" to sandbox all jobs; see docs/sandbox.md')
+    hint = 'set sandbox = "required" to sandbox all jobs and refuse clusters that cannot; see docs/sandbox.md'
+    return Finding("jobs", RISK, words, hint)
 
 
 def _space(home: Path) -> Finding:
@@ -202,6 +225,22 @@ def _sandbox(settings: Settings) -> Finding:
     if settings.sandbox == "off":
         return Finding("sandbox", WARN, "off: attempts run as the platform does", 'set sandbox = "best"')
     return Finding("sandbox", WARN if fix else GOOD, in_words(enforced), fix)
+
+
+def _limits() -> Finding:
+    """What holds attempts on this machine to the memory and CPU they asked for."""
+    import tempfile
+
+    from falaj.plugins import plugin
+
+    with tempfile.TemporaryDirectory(prefix="falaj-doctor-") as folder:
+        executor = plugin("executor", "process")("process:", {"folder": folder})
+        kind = executor.capacity()[0].labels["limits"]
+        executor.close()
+    if kind == "cgroup":
+        return Finding("limits", GOOD, "memory and CPU: a cgroup for each slot")
+    text = "memory: watched by the launcher; disk and log: bounded; CPU: NOT enforced below whole cores"
+    return Finding("limits", WARN, text, "delegate a cgroup (systemd: Delegate=yes), see docs/sandbox.md")
 
 
 def _provider(settings: Settings) -> Finding:

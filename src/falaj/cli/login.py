@@ -43,10 +43,14 @@ def login(frame: Frame, arguments: list[str]) -> int:
     from falaj.cli.parsing import Parser, read
 
     parser = Parser(prog="falaj login", description="Sign in to a platform and remember it.")
-    parser.add_argument("address", metavar="URL", help="for example https://falaj.bank.example")
+    parser.add_argument("address", metavar="URL", nargs="?", default="", help="for example https://falaj.bank.example")
+    parser.add_argument("--list", action="store_true", help="show the remembered logins, the default first")
+    parser.add_argument("--use", default="", metavar="NAME", help="make a remembered login the default")
     parser.add_argument("--token", action="store_true", help="ask for a token even where a browser could be used")
     parser.add_argument("--code", default="", help="redeem an enrolment code; - reads it from standard input")
     frame, found = read(frame, parser, arguments)
+    if found.list or found.use:
+        return _show_logins(frame, found.use)
     if not found.address.startswith(("http://", "https://")):
         raise Invalid("only a URL needs a login", "a folder on this machine is yours already: falaj --at FOLDER status")
     from falaj.api.client import RemotePlatform
@@ -65,9 +69,34 @@ def login(frame: Frame, arguments: list[str]) -> int:
     else:
         login = Login(address, frame.name, _ask_token(), ca)
     with RemotePlatform(address, token=login.token, ca=ca) as there:
-        there.get("/ready")  # a token that nobody knows is not worth keeping
+        there.get("/status")  # raises Unauthenticated: an unknown token is not remembered
     remember(login)
     sys.stdout.write(f"signed in to {address}\n")
+    if issued is not None and issued.confirmation:
+        sys.stdout.write(
+            f"Labelled data, and roles that approve, wait until a second person has confirmed you: tell a security\n"
+            f"officer the fingerprint {issued.fingerprint}; they run: falaj approvals give {issued.confirmation}\n"
+        )
+    return 0
+
+
+def _show_logins(frame: Frame, name: str) -> int:
+    """List the remembered logins, after the one called `name` (or `address`) became the default."""
+    logins = _load()
+    if name:
+        chosen = [login for login in logins if name in (login.name, login.address)]
+        if not chosen:
+            raise Invalid(f"--use: expected the name or address of a login, got {name!r:.80}", "falaj login --list")
+        remember(chosen[0])
+        logins = _load()
+    rows = [{"default": not index, "name": login.name, "address": login.address} for index, login in enumerate(logins)]
+    if frame.as_json:
+        sys.stdout.write(json.dumps(rows) + "\n")
+        return 0
+    for row in rows:
+        sys.stdout.write(f"{'*' if row['default'] else ' '} {row['name'] or '-':<20} {row['address']}\n")
+    if not rows:
+        sys.stdout.write("there is no login yet: falaj login URL\n")
     return 0
 
 

@@ -9,12 +9,27 @@ from falaj.core.errand import Progress, Silence, Task
 
 
 def watched() -> Progress:
-    """Bars on a terminal; else silence."""
-    return Bars() if sys.stderr.isatty() else Silence()
+    """Bars on a terminal; else notes alone."""
+    return Bars() if sys.stderr.isatty() else Notes()
+
+
+class Notes(Silence):
+    """Notes on standard error, and no bars."""
+
+    def note(self, text: str) -> None:
+        """One line."""
+        from falaj.cli.frame import harmless
+
+        sys.stderr.write(f"{harmless(text)}\n")
+        sys.stderr.flush()
 
 
 class Bars:
     """One bar a task, gone when it is done."""
+
+    def note(self, text: str) -> None:
+        """One line above the bar."""
+        Notes().note(text)
 
     @contextmanager
     def task(self, text: str, total: int | None = None, unit: str = "B") -> Iterator[Task]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,14 +31,23 @@ def restore(frame: Frame, arguments: list[str]) -> int:
     parser = Parser(
         prog="falaj restore",
         description="Bring a backup into the empty store of a folder's settings; the root of every log proves it.",
-        epilog="Example: falaj restore s3://backups/falaj --at /srv/falaj, or: falaj restore --drill",
+        epilog="Example: falaj restore s3://backups/falaj --at /srv/falaj, or: falaj restore --drill. A restored copy "
+        "is fenced until: falaj restore --activate --old-is-gone REASON",
     )
     parser.add_argument("source", nargs="?", default="", help="a file, or the place of backups: dir:/… or s3://…")
     parser.add_argument("--backup", default="", metavar="NAME", help="which one of that place; the newest if left out")
     parser.add_argument("--zone", default="", help="the zone to stand in, where that is another than before")
     parser.add_argument("--drill", action="store_true", help="restore into an empty place, prove it, remove it")
     parser.add_argument("--all-blobs", action="store_true", help="with --drill: open all bytes, not only a sample")
+    parser.add_argument("--activate", action="store_true", help="let a restored copy act, once the old one is gone")
+    parser.add_argument(
+        "--old-is-gone", default="", metavar="REASON", help="with --activate: how you know; it is logged"
+    )
     frame, found = read(frame, parser, arguments)
+    if found.activate:
+        from falaj.cli.activate import activate
+
+        return activate(frame, found.old_is_gone)
     if found.drill:
         return _drill(frame, found.backup, found.all_blobs)
     home = frame.folder("a backup is restored on the machine that holds the store", "falaj restore FILE --at FOLDER")
@@ -60,6 +70,7 @@ def revive(settings: "Settings", source: str, name: str = "", progress: "Progres
     """A house from a place of backups: ledger, then bytes, then what the log must say of it."""
     from falaj.platform import House
     from falaj.plugins import plugin
+    from falaj.store.fence import raise_fence
     from falaj.store.ledger import Ledger
     from falaj.store.revive import Revival
     from falaj.store.shelf import Shelf
@@ -82,6 +93,7 @@ def revive(settings: "Settings", source: str, name: str = "", progress: "Progres
         except Conflict:
             if not _begun(ledger, revival.made.name):
                 raise
+        raise_fence(ledger, source, time.time())
         _remember(settings)
         house = stack.enter_context(contextlib.closing(House(settings)))
         return _settled(house, revival)
@@ -226,6 +238,10 @@ def _held(house: "House", ctx: Context) -> "Iterator[Record]":
 
 def _warn(report: Any) -> None:
     """What a person must do after a restore, where an older state came back."""
+    sys.stderr.write(
+        "note: this copy is FENCED: it starts no job and reaches no cluster, hook or agent. Once the installation it "
+        "was made from is gone: falaj restore --activate\n"
+    )
     again = getattr(report, "repeat", None)
     if again is None:
         sys.stderr.write(

@@ -5,13 +5,15 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from falaj.cli.frame import Frame
+from falaj.cli.frame import Frame, harmless
 from falaj.cli.parsing import Parser, read
 from falaj.cli.tables import put, rows
 from falaj.core.errors import FalajError, Unauthenticated
+from falaj.core.health import DependencyHealth
 from falaj.core.settings import Settings, listing
 
 
@@ -23,20 +25,48 @@ def status(frame: Frame, arguments: list[str]) -> int:
     address, _, _ = frame.login()
     remote = address.startswith(("http://", "https://"))
     here = frame.connect()
-    told = here.get("/ready") if remote else here.house.ready()
-    replicas, state = told.pop("replicas", []), told
+    if remote:
+        answer = here.get("/status")
+        health, replicas = [DependencyHealth(**dependency) for dependency in answer["dependencies"]], answer["replicas"]
+        fenced = bool(answer["fenced"])
+    else:
+        health, replicas = list(here.house.dependencies.health()), []
+        fenced = here.house.fence.read() is not None
     found: dict[str, Any] = {
         "at": address if remote else here.house.settings.home,
         "mode": "remote" if remote else "in process",
     }
     found |= _who(here)
-    found |= {name: "ready" if good else "NOT READY" for name, good in state.items()}
+    found |= {dependency.name: _in_words(dependency) for dependency in health}
     if replicas:
-        seen = Counter(f"{one['version']} ({one['role']})" for one in replicas)
+        seen = Counter(f"{replica['version']} ({replica['role']})" for replica in replicas)
         found["replicas"] = ", ".join(f"{count} of {name}" for name, count in sorted(seen.items()))
-    found |= _warnings(here)
+    warnings = _warnings(here)
+    if frame.as_json:
+        found |= {**warnings, "fenced": fenced}
+    else:
+        _put_in_red({**({"FENCED": FENCED} if fenced else {}), **warnings})
     put(found, as_json=frame.as_json)
-    return 0 if all(state.values()) else 8
+    return 0 if all(dependency.answers for dependency in health) else 8
+
+
+FENCED = (
+    "this is a restored copy. It starts no job and reaches no cluster, hook or agent. Once the old installation is "
+    "gone: falaj restore --activate"
+)
+
+
+def _put_in_red(alarms: Mapping[str, str]) -> None:
+    """Print alarms before everything else, a line each; red in a terminal."""
+    red, plain = ("\x1b[1;31m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    for name, text in alarms.items():
+        sys.stdout.write(f"{red}{name}: {harmless(text)}{plain}\n")
+
+
+def _in_words(dependency: DependencyHealth) -> str:
+    if dependency.answers:
+        return "ready"
+    return f"NOT READY for {dependency.unanswered_s:.0f} s: {dependency.problem} ({dependency.hint})"
 
 
 def _warnings(here: Any) -> dict[str, str]:

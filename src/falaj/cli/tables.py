@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
 
 Row = list[str]
 _MOMENTS = frozenset(
-    {"at", "expires", "asked", "until", "since", "started", "ended", "due", "received", "enrolled", "renewable_until"}
+    {
+        *("at", "expires", "asked", "until", "since", "started", "ended", "due", "received", "enrolled", "confirmed"),
+        *("renewable_until", "last_used", "not_before", "valid_from", "valid_to"),
+    }
 )
 _LONG = 200
 """So much of a value a table of many shows in a terminal; --json, a pipe and a single record show all of it."""
 _MANY = 30
 """So many parts of a value a single record shows in a terminal, such as packages of an environment."""
+_STYLES = {"RISK": "red", "look": "yellow"}
+"""The colours of findings by their state; what must be fixed is bold red."""
 _WIDE = 100
 """What is longer is shown line by line in a terminal, where it is made of several."""
 
@@ -45,11 +51,13 @@ def put(value: Any, *, as_json: bool = False) -> None:
 
 
 def put_findings(found: "Sequence[Finding]", bad: str, *, as_json: bool) -> int:
-    """Print what a look at a set-up found; the exit code is 1 when something of it is bad."""
+    """Print what a look at a set-up found, with colours in a terminal; the exit code is 1 when something is bad."""
     if as_json:
         put(found, as_json=True)
     else:
-        rows(["check", "", "found", "what to do"], [[one.check, one.state, one.found, one.fix] for one in found])
+        styles = [{bad: "bold red", **_STYLES}.get(finding.state, "") for finding in found]
+        lines = [[finding.check, finding.state, finding.found, finding.fix] for finding in found]
+        rows(["check", "", "found", "what to do"], lines, styles=styles)
     return 1 if any(one.state == bad for one in found) else 0
 
 
@@ -70,8 +78,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
-    """A table with a head in a terminal, tab-separated lines elsewhere."""
+def rows(title: Row, lines: Sequence[Row], *, records: bool = False, styles: Sequence[str] = ()) -> None:
+    """A table with a head in a terminal, where each line may have a style; tab-separated lines elsewhere."""
     title, lines = [harmless(name) for name in title], [[harmless(part) for part in row] for row in lines]
     if not sys.stdout.isatty():
         head = [] if records else ["\t".join(title)]
@@ -86,8 +94,8 @@ def rows(title: Row, lines: Sequence[Row], *, records: bool = False) -> None:
     table = Table(show_header=not records, box=None, pad_edge=False, header_style="bold")
     for at, name in enumerate(title):
         table.add_column(name, style="bold" if records and not at else None, overflow="fold")
-    for row in lines:
-        table.add_row(*(row if records else map(_cut, row)))
+    for row, style in zip_longest(lines, styles[: len(lines)], fillvalue=""):
+        table.add_row(*(row if records else map(_cut, row)), style=style)
     # Words [in brackets] are no styles, and words between colons no pictures, as the library has it.
     Console(markup=False, emoji=False).print(table)
 

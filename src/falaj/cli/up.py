@@ -50,7 +50,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
     settings = load_settings(home, {"listen": found.listen} if found.listen else {})
     house = House(settings)
     try:
-        token = house.bootstrap()
+        token, officer_code = house.bootstrap(), house.appoint_first_officer()
 
         opened: list[Console] = []
 
@@ -61,7 +61,7 @@ def up(frame: Frame, arguments: list[str]) -> int:
         def ready(url: str) -> None:
             # Whoever runs an embedded platform owns its folder; where there are replicas, people have accounts.
             link = opened[0].invitation(url) if settings.embedded else f"{url}/console"
-            _say_ready(url, link, token, settings.home if found.tls and not settings.tls.cert else "")
+            _say_ready(url, link, (token, officer_code), settings.home if found.tls and not settings.tls.cert else "")
             threading.Thread(target=opened[0].warm, name="console-warm", daemon=True).start()
             if found.open:
                 webbrowser.open(link)
@@ -117,10 +117,18 @@ def demo(frame: Frame, arguments: list[str]) -> int:
     return told
 
 
-def _say_ready(url: str, link: str, token: str | None, home: str) -> None:
+def _say_ready(url: str, link: str, first: tuple[str, str], home: str) -> None:
+    """Say where the server is; `first` holds the first administrator's token and the security officer's code."""
+    token, officer_code = first
     lines = [f"Falaj is ready at {url}", f"Console: {link}"]
     if token:
         lines += ["", "Your admin token, shown this once:", f"  {token}", "", f"Sign in with: falaj login {url}"]
+    if officer_code:
+        lines += [
+            "",
+            "Code for a second person, who confirms approvers and other officers:",
+            f"  falaj login {url} --code {officer_code}",
+        ]
     if home:
         lines += [
             "",

@@ -75,11 +75,13 @@ def _steps(found: Standing) -> Finding:
 
 
 def _replicas(found: Standing) -> Finding:
-    seen = Counter(Replica.decode(owner).version for owner in found.replicas)
+    processes = [Replica.decode(owner) for owner in found.replicas]
+    seen = Counter(process.version for process in processes if process.role != "gateway")
     if not seen:
         return Finding("replicas", GOOD, "none runs")
     said = ", ".join(f"{num} of {version}" for version, num in sorted(seen.items()))
-    if far := [version for version in seen if not neighbours(version, VERSION)]:
+    versions = sorted({process.version for process in processes})
+    if far := [version for version in versions if not neighbours(version, VERSION)]:
         return Finding("replicas", MISS, said, f"{VERSION} may not stand beside {far[0]}: go by the versions between")
     return Finding("replicas", GOOD, said)
 
@@ -94,20 +96,19 @@ def neighbours(one: str, other: str) -> bool:
 
 
 def _backup(store: Any, now: float, most_s: float) -> Finding:
-    """The newest one that the log tells of."""
+    """The newest one that the log has: to the place of backups (store.preserve), or into a file (store.backup)."""
     newest, after = 0.0, ""
+    fix = "falaj store preserve, or: falaj store backup --out FILE"
     try:
-        while found := store.events(after, verb="store.backup", limit=PAGE):
-            newest, after = found[-1].at, found[-1].pos
+        while events := store.events(after, verb="store.backup store.preserve", limit=PAGE):
+            newest, after = max(newest, *(event.at for event in events)), events[-1].pos
     except FalajError as error:
-        return Finding("backup", LOOK, f"the log cannot be asked: {error.message}", "make one: falaj store backup")
+        return Finding("backup", LOOK, f"the log cannot be asked: {error.message}", fix)
     if not newest:
-        return Finding("backup", LOOK, "the log tells of none", "falaj store backup --out FILE")
+        return Finding("backup", LOOK, "the log has no backup", fix)
     age_s = now - newest
     state = GOOD if age_s <= most_s else MISS
-    return Finding(
-        "backup", state, f"{age_s / 3600:.1f} h old", "" if state == GOOD else "falaj store backup --out FILE"
-    )
+    return Finding("backup", state, f"{age_s / 3600:.1f} h old", "" if state == GOOD else fix)
 
 
 def _is_there(url: str) -> bool:

@@ -18,20 +18,20 @@ from falaj.core.errors import Invalid
 @errand
 def evidence(
     here: Here,
-    regime: Annotated[str, "AE-PDPL, AE-CBUAE, AE-DIFC, AE-ADGM, EU-GDPR or ISO-27001"],
+    regime: Annotated[str, "a control map, for example AE-PDPL, AE-CBUAE, EU-AI-ACT, ISO-27001 or SOC-2"],
     from_: Annotated[str, "the first day, for example 2026-01-01; the beginning when empty"] = "",
     to: Annotated[str, "the last day, or an exact moment; now when empty or still to come"] = "",
     out: Annotated[str, "the file to write"] = "evidence.zip",
-    enclose: Annotated[tuple[str, ...], "more files: an SBOM, scan reports, a network or exit report"] = (),
+    enclose: Annotated[tuple[str, ...], "files to add, each FILE or KIND@DATE=FILE: training@2026-05-01=a.pdf"] = (),
     zone: Annotated[str, "the zone whose log is meant; your own when empty"] = "",
 ) -> Evidence:
-    """Make the evidence pack of a period: every control with what shows it, present or absent, and the log to prove it.
+    """Make the evidence pack of a period: how each control operated, its samples and exceptions, and the log's proof.
 
     The same period of the same platform gives the same bytes. It is evidence, not certification.
 
     Example:
         falaj audit evidence AE-PDPL --from 2026-01-01 --to 2026-12-31 --out pack.zip
-        falaj audit evidence --regime ISO-27001 --enclose sbom.json,scan.sarif --out iso.zip
+        falaj audit evidence --regime ISO-27001 --enclose sbom@2026-11-01=sbom.json --out iso.zip
     """
     since, until = _moment(from_, last=False), _moment(to, last=True)
     if until and until < since:
@@ -39,7 +39,7 @@ def evidence(
     path = Path(out)
     if not path.parent.is_dir():
         raise Invalid("there is no folder for the pack", "make it, or name another file with --out")
-    return pack.build(here, regime, path, since, until, zone, [Path(one) for one in enclose])
+    return pack.build(here, regime, path, since, until, zone, enclose)
 
 
 @errand

@@ -96,6 +96,11 @@ def _requests(at: _Look) -> Iterator[Finding]:
             if not row["closed_at"]:
                 fix = f"falaj {verb} {row['ref']} …"
                 yield Finding("high", rule, row["ref"], "its time is over and it is open", "dpo", row["due"], fix)
+    for row in at.rows("breaches.jsonl"):
+        if row["due_now"] and not row["closed_at"]:
+            what = f"the law wants a notice at once, and none is recorded: {', '.join(row['due_now'])}"
+            fix = f"falaj privacy notify {row['ref']} …"
+            yield Finding("high", "notice-due-now", row["ref"], what, "dpo", row["found_at"], fix)
 
 
 def _keys(at: _Look) -> Iterator[Finding]:

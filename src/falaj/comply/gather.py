@@ -7,17 +7,20 @@ period, so that the same platform gives the same rows tomorrow.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from falaj.comply import census
+from falaj.comply.deployments import list_deployments, show_versions
 from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Denied, FalajError, Invalid, NotFound, Unavailable
 from falaj.core.ref import Ref
+from falaj.govern.applicability import controller_of, find_common_exemption
 from falaj.store.codec import to_plain
 
 Rows = list[dict[str, Any]]
+Period = tuple[float, float]
 PAGE = 1000
 MISSING = (Denied, NotFound, Unavailable, Invalid, AttributeError)
 PASSING = frozenset({"age_days", "overdue", "state_now", "standing", "tokens", "more"})
@@ -32,6 +35,10 @@ class Ground:
 
     here: Here
     missing: dict[str, str] = field(default_factory=dict)
+    period: Period | None = None
+    """The time that rows of models and labels are about; without one they are about how things stand."""
+    promoted: frozenset[str] = frozenset()
+    """Names of models that the log of the period promoted, so that one whose versions are gone is not left out."""
 
     @cached_property
     def versions(self) -> list[Any]:
@@ -45,6 +52,34 @@ class Ground:
             kind="model", alias="production", after=after, limit=PAGE
         )
         return list(_pages(asked, "versions"))
+
+    @cached_property
+    def deployments(self) -> Rows:
+        """The times in which a model version was in production: those of the period, else the ones that last."""
+        if self.period is None:
+            return [{"ref": str(version.ref), "since": version.made_at, "until": 0.0} for version in self.production]
+        models = {str(version.ref.bare) for version in self.versions if version.ref.kind == "model"}
+        return list_deployments(self.here, models | self.promoted, *self.period)
+
+    @cached_property
+    def deployed(self) -> list[Any]:
+        """The model versions behind `deployments`, but those that were deleted."""
+        if self.period is None:
+            return self.production
+        return show_versions(self.here, (row["ref"] for row in self.deployments))
+
+    @cached_property
+    def existing(self) -> list[Any]:
+        """Every version that stands and was made by the end of the period, not only the newest of each name."""
+        if self.period is None:
+            return self.versions
+        until = self.period[1]
+        names = [str(version.ref.bare) for version in self.versions]
+        pages = (_pages(partial(self._list_named, name), "versions") for name in names)
+        return [version for page in pages for version in page if version.made_at <= until]
+
+    def _list_named(self, name: str, after: str) -> Any:
+        return self.here.catalog.list(name=name, after=after, limit=PAGE)
 
     @cached_property
     def requests(self) -> list[Any]:
@@ -99,8 +134,21 @@ def _inventory(ground: Ground) -> Iterator[Mapping[str, Any]]:
 
 
 def _labels(ground: Ground) -> Iterator[Mapping[str, Any]]:
-    for version in ground.versions:
-        yield {"ref": str(version.ref), "label": version.label.words, "regimes": sorted(version.label.regimes)}
+    """Yield the label of each version, and which of its regimes do not apply to it, with the reason."""
+    regimes = {regime.id: regime for regime in ground.here.zones.regimes()}
+    zones = {zone.id: zone for zone in ground.here.zones.list()}
+    for version in ground.existing:
+        label = version.label
+        controllers = {controller_of(zones.get(name)) for name in version.zones}
+        exempt = {
+            name: exemption.because
+            for name in sorted(label.regimes & regimes.keys())
+            if (exemption := find_common_exemption(regimes[name], label, controllers)) is not None
+        }
+        yield {
+            "ref": str(version.ref), "label": label.words, "regimes": sorted(label.regimes),
+            "purposes": sorted(label.purposes), "not_applicable": exempt, "made_at": version.made_at,
+        }  # fmt: skip
 
 
 def _keys(ground: Ground) -> Iterator[Any]:
@@ -112,15 +160,18 @@ def _keys(ground: Ground) -> Iterator[Any]:
 
 
 def _boms(ground: Ground) -> Iterator[Mapping[str, Any]]:
-    for version in ground.production:
+    for version in ground.deployed:
         bom = json.loads(ground.here.catalog.provenance(version.ref, form="cyclonedx"))
         yield {"ref": str(version.ref), "bom": bom}
 
 
 def _cards(ground: Ground) -> Iterator[Mapping[str, Any]]:
-    for one in ground.production:
-        card = plain(one.card) if one.card is not None else None
-        yield {"ref": str(one.ref), "card": card, "signed": one.signed, "owner": one.author, "made_at": one.made_at}
+    for version in ground.deployed:
+        card = plain(version.card) if version.card is not None else None
+        yield {
+            "ref": str(version.ref), "card": card, "signed": version.signed, "owner": version.author,
+            "made_at": version.made_at, "purposes": sorted(version.label.purposes),
+        }  # fmt: skip
 
 
 def _gates(ground: Ground) -> Iterator[Any]:
@@ -129,7 +180,7 @@ def _gates(ground: Ground) -> Iterator[Any]:
 
 
 def _attestations(ground: Ground) -> Iterator[Any]:
-    for version in ground.production:
+    for version in ground.deployed:
         yield from ground.here.catalog.evidence(version.ref)
 
 
@@ -157,6 +208,9 @@ SOURCES: dict[str, Callable[[Ground], Iterator[Any]]] = {
     "grants.jsonl": _grants,
     "census.json": lambda ground: iter((census.count(ground.here),)),
     "approvals.jsonl": _approvals,
+    "timestamps.jsonl": lambda ground: iter(ground.here.audit.timestamps(limit=10_000)),
+    "documents.jsonl": lambda ground: _every(lambda after: ground.here.approvals.documents(after=after, limit=PAGE)),
+    "notices.jsonl": lambda ground: _every(lambda after: ground.here.approvals.notices(after=after, limit=PAGE)),
     "gates.jsonl": _gates,
     "people.jsonl": lambda ground: iter(ground.here.people.list()),
     "answers.jsonl": lambda ground: iter(ground.here.audit.answers()),
@@ -165,6 +219,7 @@ SOURCES: dict[str, Callable[[Ground], Iterator[Any]]] = {
     "queues.jsonl": lambda ground: iter(ground.here.queues.list()),
     "boms.jsonl": _boms,
     "cards.jsonl": _cards,
+    "deployments.jsonl": lambda ground: iter(ground.deployments),
     "attestations.jsonl": _attestations,
     "watches.jsonl": lambda ground: (
         {"ref": str(one.ref)} for one in _every(lambda after: ground.here.monitor.list(after=after, limit=PAGE))

@@ -6,36 +6,48 @@ from typing import ClassVar
 from falaj.core.data import dataclass
 from falaj.govern.records import Misplaced
 
-PRESENT, ABSENT, NOT_APPLICABLE = "present", "absent", "not-applicable"
+OPERATING, EXCEPTIONS, ATTESTED, NOT_SHOWN, NOT_APPLICABLE = STATUSES = (
+    "operating", "operating-with-exceptions", "attested", "not-shown", "not-applicable",
+)  # fmt: skip
+PERIOD, STATE, DOCUMENT = "period", "state", "document"
+"""What a measure looks at: the whole period, how things stood when the pack was made, or an attached document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document that shows what no platform fact can: a policy, a plan, a report. It is attached to the pack."""
+
+    word: str
+    """What such a document is declared as, on the platform or where a file is enclosed."""
+    title: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One control of the catalogue: what shows it, and what must be true of the figures for it to be shown."""
+    """One control of the catalogue: the measures of its operation, and the documents it takes."""
 
     id: str
     title: Mapping[str, str]
-    files: tuple[str, ...]
-    some: tuple[str, ...] = ()
-    """Figures that must not be 0."""
-    none: tuple[str, ...] = ()
-    """Figures that must be 0."""
-    reads: tuple[str, ...] = ()
-    """Figures that must be known, whatever they are."""
-    unless: str = ""
-    """Not applicable while this figure is 0."""
+    files: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
+    """Names of functions in measures.py."""
+    documents: tuple[str, ...] = ()
+    """Words of documents in the catalogue. Each must be attached for the control to be shown."""
     not_covered: tuple[str, ...] = ()
-    """What an auditor may want to see and no platform figure shows."""
+    """What an auditor may want to see and no platform fact shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """Where a regime asks for a control, how far that was checked."""
+    """Where a regime asks for a control, and how far that was checked."""
 
     control: str
     clauses: tuple[str, ...]
     source: str
     checked: str
+    url: str = ""
+    quote: str = ""
+    """The sentence of the source; empty where it was not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +60,34 @@ class ControlMap:
     review_by: str
     notes: tuple[str, ...]
     controls: tuple[Clause, ...]
+    reviewed_by: str = ""
+    reviewed_on: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How one measure of a control operated: how many samples, which of them failed, where nothing covers the time."""
+
+    COLUMNS: ClassVar = ("measure", "basis", "samples", "exceptions", "gaps", "unknown")
+
+    measure: str
+    basis: str
+    samples: int = 0
+    exceptions: tuple[str, ...] = ()
+    """The samples that failed, each by name."""
+    gaps: tuple[str, ...] = ()
+    """Times of the period in which the control did not operate."""
+    unknown: str = ""
+    """Why it could not be measured."""
+    none_means: str = NOT_APPLICABLE
+    """What no sample means: not applicable (nothing to control), or not shown (it should have operated)."""
+    evidence: tuple[str, ...] = ()
+    """The attached documents that show it, each with the start of its digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A control and what was found."""
+    """A control, its status, and the operation the status follows from."""
 
     COLUMNS: ClassVar = ("id", "status", "title", "clauses", "reason")
 
@@ -65,13 +100,19 @@ class Judged:
     checked: str = ""
     files: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    url: str = ""
+    quote: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What was packed, and how each control stands."""
 
-    COLUMNS: ClassVar = ("regime", "out", "size_bytes", "events", "present", "absent", "not_applicable", "digest")
+    COLUMNS: ClassVar = (
+        "regime", "out", "size_bytes", "events", "operating", "exceptions", "attested", "not_shown", "not_applicable",
+        "digest",
+    )  # fmt: skip
 
     regime: str
     out: str
@@ -82,8 +123,12 @@ class Evidence:
     since: float
     until: float
     """The period that was packed: give these to --from and --to to make the same pack again."""
-    present: tuple[str, ...]
-    absent: tuple[str, ...]
+    operating: tuple[str, ...]
+    exceptions: tuple[str, ...]
+    """Operating with exceptions; each exception is listed in the pack."""
+    attested: tuple[str, ...]
+    """Shown by an attached document alone."""
+    not_shown: tuple[str, ...]
     not_applicable: tuple[str, ...]
     controls: tuple[Judged, ...]
     note: str = "evidence, not certification; verify with: falaj audit verify"

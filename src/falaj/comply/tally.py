@@ -16,7 +16,9 @@ __all__ = ["Tally", "unzipped", "zip_stream"]
 KEPT = (
     *("guard.deny", "store.copy", "catalog.copy", "catalog.carry", "serve.pack", "zones.revoke", "zones.lower"),
     *("catalog.promote", "catalog.rollback", "keys.rotate", "keys.retire", "keys.end", "store.drill", "audit.answer"),
+    "store.preserve",
     *("people.add", "people.change", "people.suspend", "people.remove", "people.revoke", "serve.rollback"),
+    *("catalog.require", "monitor.add", "monitor.remove", "monitor.removed", "serve.add", "serve.remove"),
     *("people.code", "people.enroll", "people.enroll-again", "people.reset", "people.trust"),
 )
 """Acts whose every event is put into the evidence as rows."""
@@ -29,6 +31,8 @@ class Tally:
 
     def __init__(self, since: float, until: float) -> None:
         self.events = 0
+        self.first_at = 0.0
+        """When the first event was written, in seconds since 1970; 0 while there is none."""
         self._between = (round(since * 1_000_000), round(until * 1_000_000))
         self._seen: dict[tuple[bytes, bytes, bytes], list[Any]] = {}
         self._picked: list[bytes] = []
@@ -38,6 +42,8 @@ class Tally:
         seen, picked = self._seen, self._picked
         lines = segment.split(b"\n")[:-1]
         self.events += len(lines)
+        if lines and not self.first_at:
+            self.first_at = _event_time(lines[0])
         for line in lines:
             cut = line.rindex(_VERB)
             middle = line.rindex(_RULES, 0, cut)
@@ -61,7 +67,7 @@ class Tally:
         """When each actor last did something, in seconds since 1970."""
         found: dict[str, float] = {}
         for (head, _, _), (_, line, _) in self._seen.items():
-            name, at = _actor(head), int(line[len(head) + len(_AT) :].partition(b",")[0]) / 1e6
+            name, at = _actor(head), _event_time(line)
             found[name] = max(at, found.get(name, 0.0))
         return found
 
@@ -112,6 +118,11 @@ def unzipped(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
 
 def _verb(tail: bytes) -> str:
     return tail[len(_VERB) : tail.index(b'"', len(_VERB))].decode()
+
+
+def _event_time(line: bytes) -> float:
+    """Return when an event was written, in seconds since 1970."""
+    return int(line[line.index(_AT) + len(_AT) :].partition(b",")[0]) / 1e6
 
 
 def _actor(head: bytes) -> str:

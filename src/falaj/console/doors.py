@@ -293,7 +293,7 @@ class Console:
             page = sign_in(t, look, form, with_provider=self._provider.there, error=error)
             return self._html(error.status, page, new_id())
         put = session.begin(ask, await self._create_session(ask, issued.token), secure)
-        return self._html(200, enrolled(t, look, issued.token, back), new_id(), put)
+        return self._html(200, enrolled(t, look, issued.token, back, issued.fingerprint), new_id(), put)
 
     async def _go_to_provider(self, ask: Ask) -> Answer:
         back = _inside(_query(ask).get("back", ROOT))

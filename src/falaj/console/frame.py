@@ -8,7 +8,7 @@ from falaj.console.assets import at
 from falaj.console.lines import Line
 from falaj.console.markup import EMPTY, Html, h, join
 from falaj.console.page import ROOT, Page, address
-from falaj.console.parts import copyable
+from falaj.console.parts import copyable, notice
 from falaj.console.view import Look, View
 from falaj.console.words import LANGUAGES, Words
 
@@ -46,7 +46,10 @@ def main(view: View, page: Page, said: tuple[str, str] = ("", "")) -> Html:
     head = h.div(_crumbs(view, page), h.h1(page.title), class_="head")
     live = {"data_live": " ".join(page.live) or None, "data_every": page.every_s or None}
     wide = "wide" if page.wide else None
-    return h.main(told, head, page.body, _lines(view), id="main", tabindex="-1", class_=wide, **live)
+    fenced = (
+        notice("bad", view.t("console.fenced"), view.t("console.fenced_hint")) if view.here.house.fence.is_up else None
+    )
+    return h.main(fenced, told, head, page.body, _lines(view), id="main", tabindex="-1", class_=wide, **live)
 
 
 def document(t: Words, look: Look, title: str, body: Html, scripts: Sequence[str]) -> Html:

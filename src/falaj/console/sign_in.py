@@ -45,12 +45,15 @@ def moved(t: Words, look: Look, to: str) -> Html:
     return document(t, look, "Falaj", body, ("console.js",))
 
 
-def enrolled(t: Words, look: Look, token: str, back: str) -> Html:
-    """The token that an enrolment code gave, shown this once, and the link into the console."""
+def enrolled(t: Words, look: Look, token: str, back: str, fingerprint: str = "") -> Html:
+    """The token that an enrolment code gave, shown this once, and the link into the console. The person tells
+    `fingerprint` to whoever confirms the roles that decide."""
+    waiting = h.p(t("console.enrolled_confirm"), " ", h.code(fingerprint, dir="ltr")) if fingerprint else None
     body = h.main(
         h.h1(t("console.enrolled")),
         h.p(t("console.enrolled_keep")),
         h.p(h.code(token, dir="ltr")),
+        waiting,
         h.p(h.a(t("console.go_on"), href=back, class_="button primary")),
         class_="sign-in",
         id="main",

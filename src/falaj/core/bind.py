@@ -35,15 +35,18 @@ def _fit(param: Param, value: Any) -> Any:
         fitted = _as(kind, value)
         if fitted is not _MISFIT:
             return fitted
-    shape = "".join(_shape(kind) for kind in options(param.type))
-    hint = f"{shape}{param.help}" if param.help else f"it must be a {type_name(param.type)}"
-    raise Invalid(f"{param.name} cannot be {value!r:.80}", hint)
+    expected = " or ".join(_describe(kind) for kind in options(param.type) if kind is not type(None))
+    raise Invalid(f"{param.name}: expected {expected}, got {_describe(type(value))} {value!r:.80}", param.help)
 
 
-def _shape(kind: Any) -> str:
-    if typing.get_origin(kind) is tuple:
-        return "a list: "
-    return "texts by name: " if typing.get_origin(kind) in (dict, Mapping) and str in typing.get_args(kind)[1:] else ""
+def _describe(kind: Any) -> str:
+    """A type in the words of an error message."""
+    origin = typing.get_origin(kind) or kind
+    if origin in (dict, Mapping):
+        return "texts by name" if str in typing.get_args(kind)[1:] else "an object"
+    if origin in (tuple, list, Sequence):
+        return "a list"
+    return _DESCRIPTIONS.get(origin) or f"a {type_name(kind)}"
 
 
 def options(kind: Any) -> tuple[Any, ...]:
@@ -51,6 +54,12 @@ def options(kind: Any) -> tuple[Any, ...]:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return typing.get_args(kind)
     return (kind,)
+
+
+_DESCRIPTIONS = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", bytes: "bytes",
+    type(None): "nothing", Ref: "a reference", Label: "a label",
+}  # fmt: skip
 
 
 def type_name(kind: Any) -> str:

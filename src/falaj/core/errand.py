@@ -33,6 +33,9 @@ class Progress(Protocol):
     """Whom long errands tell how far they are. `unit` is "B" for bytes, else what is counted ("files")."""
 
     def task(self, text: str, total: int | None = None, unit: str = "B") -> AbstractContextManager[Task]: ...
+    def note(self, text: str) -> None:
+        """Tell the person something that the outcome will not say, such as why a command waits."""
+        ...
 
 
 class Here(Protocol):
@@ -118,6 +121,9 @@ class Silence:
         """A task that tells nobody."""
         del text, total, unit
         return self
+
+    def note(self, text: str) -> None:
+        """Nothing."""
 
     def advance(self, amount: int) -> None:
         """Nothing."""

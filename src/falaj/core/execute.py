@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from falaj.core.data import dataclass
+from falaj.core.errors import Denied
 
 if TYPE_CHECKING:
     from falaj.core.errors import FalajError
@@ -34,6 +35,10 @@ TRY_AGAIN = 75
 """The exit code of what failed for no fault of its own (EX_TEMPFAIL): tried again, not counted."""
 YIELDED = 85
 """The exit code of a process that saved a checkpoint and gives its place up: queued again, not counted."""
+
+
+class PersonRefused(Denied):
+    """The cluster does not run attempts of this person; others may run them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,26 @@ def last_lines(path: str | Path, lines: int, most: int) -> int:
     return 0
 
 
+def data_extent(path: str | Path, start: int) -> tuple[int, int, int]:
+    """(where the next bytes at or after `start` lie that are in no hole of the file, where the next hole begins, the
+    file's size). A file that is not there has no bytes."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return start, start, 0
+    size = start
+    try:
+        size = os.fstat(file).st_size
+        if start >= size:
+            return start, start, size
+        begin = os.lseek(file, start, os.SEEK_DATA)
+        return begin, os.lseek(file, begin, os.SEEK_HOLE), size
+    except OSError:  # a hole up to the end
+        return size, size, size
+    finally:
+        os.close(file)
+
+
 def read_file(path: str | Path, start: int, most: int) -> bytes:
     """Bytes of a plain file that somebody else may have put there; nothing where there is none."""
     try:

@@ -126,7 +126,20 @@ class Store(Protocol):
         """Every (tenant, zone) that has events."""
         ...
 
+    def list_kinds(self, tenant: str) -> list[str]:
+        """Every kind of which the tenant has records, by name."""
+        ...
+
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """A store on another machine that says what its clock shows."""
+
+    def remote_time(self) -> float:
+        """Its Unix time in seconds; Unavailable when it does not answer."""
+        ...
 
 
 @runtime_checkable
@@ -296,6 +309,15 @@ class CanWatch(Protocol):
     def watch(self, callback: Callable[[], None]) -> None: ...
 
 
+@runtime_checkable
+class CanPoll(Protocol):
+    """A store whose pollers share what they learn, so that many of them cost it hardly more than one."""
+
+    def polling(self) -> AbstractContextManager[None]:
+        """While entered, reads of the log and of leases by this thread may be a second or two old."""
+        ...
+
+
 class Standing(NamedTuple):
     """A store as a program finds it: how far its schema is, and who works with it."""
 
@@ -344,6 +366,15 @@ class Blobs(Protocol):
     def list(self, prefix: str = "") -> Iterator[Stat]: ...
     def delete(self, key: str) -> None: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class CanProbe(Protocol):
+    """A backend that can say cheaply, and within about a second, whether it can be used."""
+
+    def probe(self) -> None:
+        """Return if it answers; raise the reason it cannot be used otherwise."""
+        ...
 
 
 class Block(NamedTuple):

@@ -33,7 +33,7 @@ class Oidc:
     tenant: str = ""
     """The tenant of its people, or a claim written as `claim:name`."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Group claim to role, for example { "ml-team" = "data-scientist" }."""
+    """Group claim to role, or to role@project: { "ml-team" = "data-scientist", "falaj-*-view" = "viewer@*" }."""
     jurisdiction: str = ""
     """Where its people sit, or a claim written as `claim:name`."""
     groups: str = "groups"
@@ -104,6 +104,20 @@ class Backup:
 
 
 @dataclass(frozen=True, slots=True)
+class Timestamp:
+    """Trusted time for the audit log: an RFC 3161 server dates checkpoints."""
+
+    server: str = ""
+    """https://… of the time-stamping server; none is asked when empty. Needs the extra `timestamp`."""
+    ca: str = ""
+    """A PEM file of the authorities that its certificate chain must end in."""
+    every_s: float = 3600.0
+    """Seconds between two requests for the newest checkpoint of each log."""
+    max_skew_s: float = 300.0
+    """A timestamp whose time differs more from our clock is refused."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the house needs to know before it stands. At scale it is a handful of URLs."""
 
@@ -162,6 +176,7 @@ class Settings:
     hooks: Hooks = field(default_factory=Hooks)
     mail: Mail = field(default_factory=Mail)
     backup: Backup = field(default_factory=Backup)
+    timestamp: Timestamp = field(default_factory=Timestamp)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each value that is not the default came from."""
 

@@ -11,8 +11,9 @@ from falaj.core.data import dataclass
 F = TypeVar("F", bound=Callable[..., Any])
 _REQUIRED = object()
 
-GROUPS = ("see", "read", "write", "move", "approve", "govern", "operate", "audit", "erase")
-"""What roles are granted: see = metadata, read = the bytes, move = copy or carry out, operate = run the machine."""
+GROUPS = ("see", "read", "write", "control", "move", "approve", "govern", "operate", "audit", "erase")
+"""What roles are granted: see = metadata, read = the bytes, control = stop, hold and requeue work without seeing its
+data, move = copy or carry out, operate = run the machine."""
 
 
 @dataclass(frozen=True, slots=True)

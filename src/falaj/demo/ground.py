@@ -14,7 +14,7 @@ CUSTOMERS = b"id,name,emirate,balance\n" + b"".join(
     b"%d,customer-%d,Dubai,%d\n" % (i, i, i * 37 % 9000) for i in range(2000)
 )
 BLOB = "blob:fraud/customers"
-CONTRACT = "sha256:" + "5f" * 32
+CONTRACT = "document:fraud/processor-contract"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,23 @@ def people(stage: Stage) -> str:
         stage.say(f"zone [bold]{zone.id}[/bold]: law of {zone.jurisdiction}, cleared for {', '.join(zone.regimes)}")
     for tenant, boss in (("bank", "fatima"), ("clinic", "yusuf")):
         stage.enroll(boss, admin.people.add_tenant(tenant, boss).code)
+    stage.enroll("sami", admin.people.appoint_officer("bank", "sami").code)
+    stage.enroll("hessa", admin.people.appoint_officer("clinic", "hessa").code)
     bank = stage.as_("fatima")
     team = {"amal": "data-scientist", "salem": "data-steward", "badr": "approver", "dana": "dpo", "omar": "auditor"}
     for name, role in team.items():
-        stage.enroll(name, bank.people.add(name, (role,), jurisdiction="AE").code)
-    stage.enroll("sara", stage.as_("yusuf").people.add("sara", ("data-scientist",), jurisdiction="AE").code)
+        confirmation = stage.enroll(name, bank.people.add(name, (role,), jurisdiction="AE").code)
+        if confirmation:
+            stage.as_("sami").approvals.give(confirmation)
+    sara = stage.enroll("sara", stage.as_("yusuf").people.add("sara", ("data-scientist",), jurisdiction="AE").code)
+    stage.as_("hessa").approvals.give(sara)
     stage.say("each redeemed a one-time code: no administrator ever held their tokens")
+    stage.say(
+        "sami, the bank's security officer, confirmed who they are: fatima alone invents no reader and no approver"
+    )
     stage.say("tenant bank: " + ", ".join(f"{name} ({role})" for name, role in team.items()))
-    stage.say("tenant clinic: sara (data-scientist)")
-    return "2 zones, 2 tenants, 8 people"
+    stage.say("tenant clinic: sara (data-scientist), confirmed by hessa, its security officer")
+    return "2 zones, 2 tenants, 10 people"
 
 
 def publish(stage: Stage) -> str:
@@ -88,12 +96,18 @@ def abroad(stage: Stage) -> str:
 def four_eyes(stage: Stage) -> str:
     """A grant and two people."""
     salem = stage.as_("salem")
+    contract = b"Contract with the processor in Dublin: deletion, audit, no further transfer.\n"
+    kept = salem.approvals.add_document(CONTRACT, contract, "Contract with the processor", label="confidential")
+    stage.say(f"salem uploads the contract → [bold]{kept.name}[/bold], encrypted, {kept.digest[:20]}…")
     grant = salem.zones.grant(
         "AE-PDPL:23a", "ae-dubai", "eu-west", BLOB, ("fraud",), {"contract": CONTRACT}, {"expires": "90d"}
     )
     stage.say(f"salem proposes a transfer grant on a contract (basis 23a), for 90 days: {grant.state}")
     own = stage.refused(lambda: salem.approvals.give(str(grant.approval), grant.digest))
     stage.say(f"salem approves it himself: [yellow]{own.code}[/yellow], {own.message}")
+    read = stage.as_("badr").approvals.open_document(CONTRACT).read() == contract
+    stage.say(f"badr opens the contract before deciding: {'the same bytes' if read else 'DIFFERENT'}")
+    stage.say("dana, the data protection officer, was notified: without her voice the grant does not count")
     for name in ("badr", "dana"):
         state = stage.as_(name).approvals.give(str(grant.approval), grant.digest)
         stage.say(f"{name} approves exactly {grant.digest[:20]}…: {state.standing.state}")

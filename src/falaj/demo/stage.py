@@ -53,11 +53,13 @@ class Stage:
         self.url, self._tokens["admin"] = said
         return time.perf_counter() - began
 
-    def enroll(self, name: str, code: str) -> None:
-        """Redeem an enrolment code as the person it is for, who has no credential yet."""
+    def enroll(self, name: str, code: str) -> str:
+        """Redeem an enrolment code as the person it is for; gives the approval that confirms the person's roles."""
         anonymous = connect(self.url)
         self._open.append(anonymous)
-        self._tokens[name] = anonymous.people.enroll(code).token
+        issued = anonymous.people.enroll(code)
+        self._tokens[name] = issued.token
+        return str(issued.confirmation)
 
     def as_(self, name: str, purpose: str = "") -> Any:
         """The platform as this person sees it."""

@@ -8,13 +8,24 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from falaj.core.errors import Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
-from falaj.core.execute import LOST, OVER, UNKNOWN, Attempt, CanCarry, CanLaunchMany, Executor, NodeFacts, Status
+from falaj.core.execute import (
+    LOST,
+    OVER,
+    UNKNOWN,
+    Attempt,
+    CanCarry,
+    CanLaunchMany,
+    Executor,
+    NodeFacts,
+    PersonRefused,
+    Status,
+)
 from falaj.fleet.records import Cluster
 
 log = logging.getLogger(__name__)
@@ -51,6 +62,8 @@ class Report:
     """A handle, a reason or a cursor."""
     final: bool = False
     """Refused for a reason that will not change."""
+    refuses_person: bool = False
+    """Refused because of whose attempt it is: other clusters may run it."""
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
     status: Status | None = None
     facts: tuple[Mapping[str, Any], ...] = ()
@@ -103,6 +116,8 @@ class Crew:
         self._starter: CanLaunchMany | None = None
         """The same, where it starts several at once."""
         self._busy_since = 0.0
+        self._problem = ""
+        """Why the last call failed, as the log has it; empty once a look succeeded."""
         self._retired = False
         self._due: dict[str, float] = {}
         self._said: dict[str, str] = {}
@@ -138,7 +153,8 @@ class Crew:
         due = [(job, attempt) for job, attempt, alive in some if alive()]
         for (job, attempt), came in zip(due, self._launched(executor, [attempt for _, attempt in due]), strict=True):
             if isinstance(came, FalajError):
-                self._report("refused", attempt.id, job, str(came), final=isinstance(came, Invalid))
+                final, refuses_person = isinstance(came, Invalid), isinstance(came, PersonRefused)
+                self._report("refused", attempt.id, job, str(came), final=final, refuses_person=refuses_person)
             else:
                 told = Report("launched", self.cluster.name, attempt.id, job, came)
                 self._begun[attempt.id] = time.monotonic(), told
@@ -236,9 +252,15 @@ class Crew:
                 self._starter = opened if isinstance(opened, CanLaunchMany) else None
             with suppress(NotFound):  # it is gone: what we wanted of it needs no more doing
                 work(self._executor)
+            if self._problem and what == "look":
+                log.info("cluster answers again", extra={"cluster": self.cluster.name})
+                self._problem = ""
         except (FalajError, *BROKEN) as error:
             reason = str(error) if isinstance(error, FalajError) else f"its executor is faulty: {error!r:.200}"
-            log.warning("cluster trouble", extra={"cluster": self.cluster.name, "during": what, "reason": reason})
+            # Once for each change: an unreachable cluster is asked again every few seconds.
+            level = logging.DEBUG if reason == self._problem else logging.WARNING
+            self._problem = reason
+            log.log(level, "cluster trouble", extra={"cluster": self.cluster.name, "during": what, "reason": reason})
             blind = self._executor is None or what == "look"  # whatever it is, we cannot see what is there
             if blind or isinstance(error, Unavailable) or not isinstance(error, FalajError):
                 self._report("silent", text=reason)
@@ -315,3 +337,16 @@ class Crew:
             self._tell_begun(attempt)  # before what comes of it
             self._tell(Report(kind, self.cluster.name, attempt, job, text, **more))
             self._told = True
+
+
+def brief_attempts(reports: Iterable[Report]) -> Set[str]:
+    """The attempts that were launched and are over, all in these reports, and said nothing worth keeping between."""
+    launched, over, told = set[str](), set[str](), set[str]()
+    for report in reports:
+        if report.kind == "launched":
+            launched.add(report.attempt)
+        elif report.kind == "facts":
+            told.add(report.attempt)
+        elif report.status is not None and report.status.phase in OVER:
+            over.add(report.attempt)
+    return launched & over - told

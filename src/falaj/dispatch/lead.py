@@ -19,6 +19,7 @@ from falaj.core.errors import Conflict, Unavailable
 from falaj.core.execute import TRY_AGAIN
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
+from falaj.dispatch.standings import INPUT_KINDS, STANDING_KINDS, Standings
 from falaj.fleet import alerts, budgets, usage
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.queues import as_queues, read_rules, way_up
@@ -38,7 +39,8 @@ from falaj.store.records import Record
 from falaj.track.service import Track
 
 FENCE = house_key("fence", "jobs")
-RARE = ("cluster", "queue")
+TREE_KINDS = ("cluster", "queue")
+RARE = (*TREE_KINDS, *STANDING_KINDS, *INPUT_KINDS)
 KINDS = ("job", *RARE)
 _PATIENCE_S, _WINDOW_S, _LEARN_S = 10.0, 60.0, 5.0
 _LOOK_S, _GLANCE_S = 0.5, 0.2
@@ -85,7 +87,10 @@ class Lead:
         self.look_at_held = True
         self.owing = 0.0
         """When budgets are looked at again."""
+        self.standings = Standings(ledger)
         self._cursor: dict[str, str] = {}
+        self._log_end = ""
+        """Where the log ended when clusters, queues and accounts were looked at last."""
         self._moved, self._look_at = True, 0.0
         """Whether clusters or queues may be others, and when we look at them anyway."""
         self._news, self._glance_at = True, 0.0
@@ -124,20 +129,31 @@ class Lead:
                 raise Fenced("another replica leads", "it will go on")
             record = tx.put(FENCE, {"token": turn.token}, rev=old.rev if old else None)
             mark = tx.emit("jobs.lead", record.ref, token=turn.token)
-        self._cursor = dict.fromkeys(KINDS, self._position(mark.id))
+        self._cursor, self._log_end = dict.fromkeys(KINDS, self._position(mark.id)), ""
         self._read(turn.ctx.now())
         self.token = turn.token
 
     def follow(self) -> bool:
         """Take in what others wrote since; True when there was something."""
-        changed, due = False, self._rare_due()
+        changed, due, review = False, self._rare_due(), self.standings.expired(self.ctx.now())
         end = self.ledger.store.end() if due else ""
+        if due and end == self._log_end:
+            due = False
+        self._log_end = end or self._log_end
         for kind in KINDS:
-            if not (due or changed) if kind in RARE else not self._job_due():
-                continue  # whoever wrote of a job may have written of its queue before: that counts for it already
+            # A writer of a job may have changed its queue before; its inputs were checked when it was submitted.
+            rare_due = due or (changed and kind not in INPUT_KINDS)
+            if not rare_due if kind in RARE else not self._job_due():
+                continue
             more = True
             while more and (found := self.ledger.subjects(self._cursor[kind], kind, _TOGETHER)):
                 self._cursor[kind], more = found[-1][0], len(found) == _TOGETHER
+                if kind in STANDING_KINDS:
+                    review = True
+                    continue
+                if kind in INPUT_KINDS:
+                    changed |= self._review_readers([Key(*key) for _, key in found])
+                    continue
                 if kind != "job":
                     self._read(self.ctx.now())
                     changed = True
@@ -146,8 +162,37 @@ class Lead:
                 changed |= self._reread({Key(*key[:4]): key[4] for _, key in found})
             # What is before the end we have seen, and need not pass over again.
             self._cursor[kind] = max(self._cursor[kind], end)
+        if review:
+            changed |= self._review_standings()
         self.dirty |= changed
         return changed
+
+    def _review_standings(self) -> bool:
+        """Ask again who may go on: what may not leaves the scheduler, what may again goes back to its place."""
+        self.standings.forget_submitters()
+        return self._update_standings(self.jobs.values())
+
+    def _review_readers(self, versions: Iterable[Key]) -> bool:
+        """Ask again who may go on of the jobs that read one of these changed versions."""
+        return self._update_standings(self.standings.list_affected(versions, self.jobs.values()))
+
+    def _update_standings(self, records: Iterable[Record]) -> bool:
+        moved = [record for record in records if self.standings.update(self.ctx, record)]
+        for record in moved:
+            self._pass_to_scheduler(record)
+        return bool(moved)
+
+    def _pass_to_scheduler(self, record: Record) -> None:
+        """Tell the scheduler how a job stands; one that may not start now is none of its jobs."""
+        if self.is_startable(record):
+            self.dirty |= self.scheduler.change(self._job(record))
+        else:
+            self._gone.append(record.body["id"])
+
+    def is_startable(self, record: Record) -> bool:
+        """False for a job without an attempt that is held, or whose submitter lost the standing."""
+        body = record.body
+        return bool(body["attempt"]) or (body["state"] != HELD and body["id"] not in self.standings.held_back)
 
     def _rare_due(self) -> bool:
         """Whether somebody wrote of clusters or queues, or we have not looked for a while."""
@@ -254,8 +299,9 @@ class Lead:
         self._sort(record)
         if body["not_before"] > self.ctx.now():
             heappush(self._alarms, float(body["not_before"]))
-        if body["state"] != HELD and job_id not in self.planned:
-            self.dirty |= self.scheduler.change(self._job(record))
+        self.standings.update(self.ctx, record)
+        if job_id not in self.planned:
+            self._pass_to_scheduler(record)
 
     def _job(self, record: Record) -> Job:
         """A job as the scheduler sees it. Nobody backs off for days: that was written by a clock that was ahead."""
@@ -322,7 +368,7 @@ class Lead:
     def shape(self, record: Record, band: int) -> Shape:
         """A job's shape, where it may run as the clusters stand. Asked for again and again while that is the same."""
         body = record.body
-        rests_on = band, body["avoid"], body["spec"], body["zones"]
+        rests_on = band, body["avoid"], body["spec"], body["zones"], body.get("refused_by", ())
         known = self._shapes.get(body["id"])
         if known is not None and all(map(is_, known[0], rests_on)):
             return known[1]
@@ -356,9 +402,13 @@ class Lead:
         self.busy, self.held = set(), set()
         for record in self.jobs.values():
             self._sort(record)
+        self.standings.clear()
+        self.standings.held_back = {}
+        self.standings.rules = self.rules if any(rule.stop for rule in self.rules.values()) else {}
+        for record in self.jobs.values():
+            self.standings.update(self.ctx, record)
         held = held_of(self.rules, (record.body for record in self.jobs.values()))
-        waiting = [record for record in self.jobs.values() if record.body["state"] != HELD]
-        jobs = tuple(map(self._job, waiting))
+        jobs = tuple(self._job(record) for record in self.jobs.values() if self.is_startable(record))
         queues = as_queues(self.rules.values(), spent, held, now)
         self._gone, self.planned = [], set()
         self._scheduler = Scheduler(Snapshot(int(now), tuple(found), queues, jobs, past, knobs=self._knobs))
@@ -394,6 +444,7 @@ class Lead:
         self._over[record.key] = record.ref.version
         self.busy.discard(body["id"])
         self.held.discard(body["id"])
+        self.standings.held_back.pop(body["id"], None)
         self.look_at_held = True
         if self.jobs.pop(body["id"], None) is not None:
             self.ids.pop(record.key, None)

@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,9 +15,10 @@ from falaj.core.errors import Conflict, FalajError, Unavailable
 from falaj.core.execute import LOST, UNKNOWN, NodeFacts, Status
 from falaj.core.execute import OVER as ENDED
 from falaj.core.execute import SUCCEEDED as ENDED_WELL
-from falaj.dispatch.crew import Crew, Report, Watched
+from falaj.dispatch.crew import Crew, Report, Watched, brief_attempts
 from falaj.dispatch.hands import Hands, patiently
 from falaj.dispatch.lead import KINDS, Lead
+from falaj.dispatch.standings import exclude_cluster, stop_for_standing
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.records import Cluster
 from falaj.jobs import life
@@ -26,6 +27,7 @@ from falaj.jobs.facts import node_of, spec_in, use_of
 from falaj.jobs.records import OVER, RUNNING, STOPPING, SUCCEEDED, WAITING, Body
 from falaj.jobs.service import Jobs
 from falaj.jobs.staging import brings_files
+from falaj.jobs.standing import Standing
 from falaj.schedule.model import Evict, Knobs, Plan, Resize, Start
 from falaj.store.ledger import Ledger
 from falaj.store.loop import LEASE_S, Turn
@@ -51,6 +53,7 @@ GONE_S = 30.0
 SWEEP_S, LONGEST_REST_S = 3600.0, 900.0
 PATIENCE_S = (1.0, 5.0, 30.0)
 """So long we wait between tries to publish, where something does not answer."""
+LAST_GRACE_S = 10  # the least time in seconds that a job has to end after it spent its grace on saving
 LATE_S = 30
 """A job that outlives its time limit and its grace by so much is ended from here."""
 _ANY = -1  # what a slot without devices has of its node
@@ -127,6 +130,7 @@ class JobsLoop:
         # wait for their turn to write.
         with self._ledger.group() if self._took_s < QUICK_S and not self._inbox.empty() else nullcontext():
             self._read_reports()
+            self._stop_held_back()
             self._release_held()
             more = self._decide(turn.ctx.now())
         self._left, left = [], self._left
@@ -171,7 +175,7 @@ class JobsLoop:
             for resize in plan.resizes:
                 self._guarded(resize.job, partial(self._resize, resize=resize, now=now))
 
-    def _guarded(self, job: str, write: Callable[[Record], None]) -> None:
+    def _guarded(self, job: str, write: Callable[[Record], object]) -> None:
         """Write one decision; where somebody else wrote first, it never happened."""
         lead = self._lead
         record = lead.jobs.get(job)
@@ -200,10 +204,12 @@ class JobsLoop:
     def _evict(self, record: Record, evict: Evict, now: float) -> None:
         grace = max(evict.grace_s, 1)
         body = life.stopping(record.body, life.EVICT, now, grace_s=grace, wanted_by=evict.wanted_by)
+        body = life.explained(body, evict.why, evict.lost)
         self._lead.write(record, body, "jobs.evict", why=evict.why, lost=str(evict.lost))
 
     def _resize(self, record: Record, resize: Resize, now: float) -> None:
-        grace = spec_in(record).grace_s
+        grace, most = spec_in(record).grace_s, self._lead.scheduler.knobs.grace_s
+        grace = min(grace, most) if resize.wanted_by else grace
         body = life.stopping(
             record.body, life.RESIZE, now, grace_s=grace, wanted_by=resize.wanted_by, spots=resize.spots
         )
@@ -244,6 +250,15 @@ class JobsLoop:
             if record.body["state"] == STOPPING or not (left and _in_use(record, left)):
                 self._once(record.body["attempt"]["id"], "launch", partial(due.append, record))
         self._launch(due)
+
+    def _stop_held_back(self) -> None:
+        """Stop the attempts of jobs that may not go on, and cancel the jobs of accounts that are gone for good."""
+        for job, standing in self._lead.standings.find_due_stops(self._lead.jobs):
+            self._guarded(job, partial(self._stop_for_standing, standing=standing))
+
+    def _stop_for_standing(self, record: Record, standing: Standing) -> None:
+        body = stop_for_standing(record, standing, self._turn.ctx.now())
+        self._lead.write(record, body, "jobs.suspend", reason=standing.reason)
 
     def _release_held(self) -> None:
         """Look at those that wait for others, where one of any is over."""
@@ -291,35 +306,35 @@ class JobsLoop:
         """Save first, where it can; then end. A cancelled job saves nothing."""
         attempt, stop = record.body["attempt"], record.body["attempt"]["stop"]
         crew, spec = self._crews[attempt["cluster"]], spec_in(record)
-        saves = stop["why"] in (life.EVICT, life.RESIZE) and (spec.resumes or record.body["saved"])
+        saves = stop["why"] in life.SAVING and (spec.resumes or record.body["saved"])
         if saves:
             self._once(attempt["id"], "checkpoint", lambda: crew.checkpoint(attempt["handle"]))
             if record.body["saved"] < stop["since"] and now < stop["since"] + stop["grace_s"]:
                 return
-        self._once(attempt["id"], f"stop {stop['why']}", lambda: crew.stop(attempt["handle"], stop["grace_s"]))
+        left = max(stop["since"] + stop["grace_s"] - now, min(stop["grace_s"], LAST_GRACE_S))
+        self._once(attempt["id"], f"stop {stop['why']}", lambda: crew.stop(attempt["handle"], left))
 
     def _limit(self, record: Record, now: float) -> None:
         """The launcher keeps the time limit; when it does not, we do."""
         spec, attempt = spec_in(record), record.body["attempt"]
         if spec.limit_s and now > attempt["started"] + spec.limit_s + spec.grace_s + LATE_S:
             body = life.stopping(record.body, life.LIMIT, now, grace_s=1)
-            self._guarded(record.body["id"], lambda old: self._write_only(old, body, "jobs.limit"))
-
-    def _write_only(self, record: Record, body: Body, said: str) -> None:
-        self._lead.write(record, body, said)
+            self._guarded(record.body["id"], lambda old: self._lead.write(old, body, "jobs.limit"))
 
     def _release(self, record: Record) -> None:
         """Let a job go on that waits for others, or end it when one of them did not succeed."""
+        if not record.body["after"]:
+            return  # a person holds it, and releases it
         states = self._desk.states(self._turn.ctx, record)
         now = self._turn.ctx.now()
         bad = [name for name, state in states.items() if state not in (SUCCEEDED, "") and state in OVER]
         if bad:
             body = life.cancelled(record.body, f"{bad[0]} did not succeed", now)
-        elif all(state == SUCCEEDED for state in states.values()):
+        elif all(state == SUCCEEDED for state in states.values()) and not record.body.get("hold"):
             body = {**record.body, "state": WAITING}
         else:
             return
-        self._guarded(record.body["id"], lambda old: self._write_only(old, body, "jobs.release"))
+        self._guarded(record.body["id"], lambda old: self._lead.write(old, body, "jobs.release"))
 
     # Reports become writes.
 
@@ -327,7 +342,7 @@ class JobsLoop:
         if self._inbox.empty():
             return  # the end of a group wakes every eager loop, and so us: an idle loop would never rest
         reports = [self._inbox.get() for _ in range(self._inbox.qsize())]
-        brief = _brief(reports)
+        brief = brief_attempts(reports)
         with self._lead.at_once():
             for report in reports:
                 try:
@@ -415,8 +430,12 @@ class JobsLoop:
             self._silent[cluster] = why
 
     def _refused(self, record: Record, report: Report, now: float) -> None:
-        fail = life.failed if report.final else life.refused
-        body = fail(record.body, report.text, now)
+        suspended = self._as_suspended(record, record.body, now)
+        if report.refuses_person and not suspended["attempt"]["stop"]:
+            body = exclude_cluster(replace(record, body=suspended), self._lead.clusters, report.text, now)
+        else:
+            fail = life.refused if suspended["attempt"]["stop"] or not report.final else life.failed
+            body = fail(suspended, report.text, now)
         started = record.body["attempt"]["started"]
         # One that ran, and whose outputs could not be published, held its places all the same.
         settle = self._lead.settle(record, body, max(0.0, now - started)) if started else None
@@ -475,6 +494,8 @@ class JobsLoop:
             body = life.launched(body, began, now)
             about = record.label, record.zone, record.author, record.restricted, record.at, record.terms, record.kept
             record = Record(record.key, record.rev, body, *about)
+        if status.phase != ENDED_WELL:
+            body = self._as_suspended(record, body, now)
         attempt = record.body["attempt"]
         seconds = max(0.0, (status.ended or now) - attempt["started"]) if attempt["started"] else 0.0
         after = life.ended(life.absorbed(body, self._unsaved.pop(attempt["id"], ())), status, now)
@@ -492,10 +513,18 @@ class JobsLoop:
         self._strange.pop(attempt["id"], None)
         self._ordered.pop(attempt["id"], None)
         stop = attempt["stop"] or {}
-        if stop.get("why") == life.RESIZE and after["state"] == WAITING:
+        held_back = after["id"] in self._lead.standings.held_back
+        if stop.get("why") == life.RESIZE and after["state"] == WAITING and not held_back:
             charge = tuple(sorted(record.body["use"]["charge"].items()))
             start = Start(after["id"], life.spots_of(stop["spots"]), attempt["band"], "resized", charge)
             self._guarded(after["id"], lambda old: self._admit(old, start, now))
+
+    def _as_suspended(self, record: Record, body: Body, now: float) -> Body:
+        """The body of an attempt that did not end well, marked as stopped where its submitter lost the standing: then
+        its programs were refused what they asked of the platform, and the job is held and not failed."""
+        if body["attempt"]["stop"] or not self._lead.standings.reread(self._lead.ctx, record):
+            return body
+        return life.stopping(body, life.SUSPEND, now, grace_s=0)
 
     def _stray(self, report: Report) -> None:
         """Something runs that nobody waits for: it was cancelled, or tried elsewhere, while it was being launched."""
@@ -534,8 +563,9 @@ class JobsLoop:
             return
         self._next_sweep = now + SWEEP_S
         live = frozenset(self._lead.jobs[job].body["attempt"]["id"] for job in self._lead.busy)
+        unfinished = frozenset(self._lead.jobs)
         for crew in self._crews.values():
-            self._hands.do(partial(self._staging.sweep, crew.cluster, live, crew.forget))
+            self._hands.do(partial(self._staging.sweep, self._turn.ctx, crew.cluster, live, unfinished, crew.forget))
 
     def _new_crew(self, cluster: Cluster) -> Crew:
         ctx = self._turn.ctx
@@ -546,8 +576,7 @@ class JobsLoop:
         for crew in self._crews.values():
             crew.retire()
         self._crews, self._ordered, self._strange, self._told, self._silent = {}, {}, {}, {}, {}
-        self._away = {}
-        self._unsaved = {}
+        self._away, self._unsaved = {}, {}
         self._inbox = queue.SimpleQueue()
 
     def _tell(self, report: Report) -> None:
@@ -569,16 +598,3 @@ def _in_use(record: Record, left: Mapping[str, Set[int]]) -> bool:
     """Whether a place it was given is one that somebody who is resized leaves, and is not out of yet."""
     rows = [(left.get(row[0], frozenset()), row[2]) for row in record.body["attempt"]["spots"]]
     return any(used and (not devices or _ANY in used or not used.isdisjoint(devices)) for used, devices in rows)
-
-
-def _brief(reports: Iterable[Report]) -> Set[str]:
-    """The attempts that were launched and are over, all in these reports, and said nothing worth keeping between."""
-    launched, over, told = set[str](), set[str](), set[str]()
-    for one in reports:
-        if one.kind == "launched":
-            launched.add(one.attempt)
-        elif one.kind == "facts":
-            told.add(one.attempt)
-        elif one.status is not None and one.status.phase in ENDED:
-            over.add(one.attempt)
-    return launched & over - told

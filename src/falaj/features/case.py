@@ -39,6 +39,8 @@ class Case:
     """The pseudonym in the zone of each view."""
     reason: str
     dry: bool
+    request: Ref | None = None
+    """The started erasure request that it belongs to; without one a second person approves `features forget`."""
     kept: dict[Ref, Kept] = field(default_factory=dict)
     removed: set[Ref] = field(default_factory=set)
     made: dict[Ref, Ref | None] = field(default_factory=dict)
@@ -74,9 +76,11 @@ class Case:
         self.kept[ref] = Kept(ref, why, do)
 
     def take(self, ref: Ref) -> None:
-        """Delete a version, or say why it stays."""
+        """Delete a version, or restrict it where a duty keeps it and say why it stays."""
         if not self.dry:
             stays = remove(self.here, ref, self.said)
+            if stays is not None and stays.duties:
+                self.here.catalog.restrict(ref, self.said, erasure=self.mark)
         elif not (stays := kept_by_law(self.here, (ref,)).get(ref)) and (stage := self.show(ref).stage) in _SERVING:
             stays = Kept(ref, f"{ref} is in {stage}", f"falaj catalog promote {ref} retired, or another version first")
         if stays is None:
@@ -129,9 +133,9 @@ class Case:
         there = {column.name for column in (version.table.columns if version.table else ()) if column.type}
         return tuple(name for name in names if name in there)
 
-    def publish(self, before: Version, folder: Path) -> Ref:
+    def publish(self, before: Version, folder: Path, table: Table | None = None) -> Ref:
         """The next version of the same name from a folder, with all that was said of the one it follows."""
-        return self._made(before, publish_apart(self.here, self._order(before, folder)))
+        return self._made(before, publish_apart(self.here, self._order(before, folder, table)))
 
     def amend(self, before: Version, snapshot: Snapshot, changed: Mapping[bytes, Path], table: Table | None) -> Ref:
         """The same, of the very files of the one it follows but for those that changed."""

@@ -13,6 +13,7 @@ from falaj.asof.stats import ColumnStats, from_plain
 from falaj.catalog.reading import open_version
 from falaj.core.errand import Here
 from falaj.core.errors import Corrupt, Denied, NotFound
+from falaj.core.ref import Ref
 from falaj.features.persons import lock_of
 from falaj.features.sealing import unseal
 from falaj.features.stream import STATS, Arrival, Chapter, schema_of
@@ -24,7 +25,7 @@ SEGMENT = ".seg"
 @contextmanager
 def open_chapter(here: Here, chapter: Chapter, faces: Sequence[str], about: Arrival) -> Iterator[list[Part]]:
     """Every segment of a chapter; of a sealed view, opened for as long as it is read."""
-    parts = parts_of(here, chapter, faces)
+    parts = parts_of(here, chapter, faces, about.view)
     if not about.definition.sealed:
         yield list(parts.values())
         return
@@ -33,11 +34,11 @@ def open_chapter(here: Here, chapter: Chapter, faces: Sequence[str], about: Arri
         yield unseal(here, parts, schema, about.entity, lock_of(here, about), Path(scratch))
 
 
-def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> dict[str, Part]:
+def parts_of(here: Here, chapter: Chapter, faces: Sequence[str], view: Ref) -> dict[str, Part]:
     """Every segment of a chapter as it lies there, by name, with a way to the bytes of these faces."""
     found: dict[str, dict[str, Callable[[int, int], bytes]]] = {}
     for face in dict.fromkeys(("", *faces)):
-        _, snapshot = open_version(here, chapter.faces[face])
+        _, snapshot = open_version(here, chapter.faces[face], view)
         for entry in snapshot.entries():
             name = entry.path.decode("utf-8", "replace")
             if name.endswith(SEGMENT):
@@ -47,12 +48,12 @@ def parts_of(here: Here, chapter: Chapter, faces: Sequence[str]) -> dict[str, Pa
     return {name: Part(*read_name(name)[:2], fetch) for name, fetch in sorted(found.items())}
 
 
-def stats_in(here: Here, chapter: Chapter) -> dict[str, ColumnStats]:
+def stats_in(here: Here, chapter: Chapter, view: Ref) -> dict[str, ColumnStats]:
     """What is known of a chapter's columns, as far as one may read them."""
     found: dict[str, ColumnStats] = {}
     for ref in chapter.faces.values():
         with suppress(Denied, NotFound):
-            _, snapshot = open_version(here, ref)
+            _, snapshot = open_version(here, ref, view)
             data = b"".join(snapshot.read(snapshot.entry(STATS.encode())))
             found |= {name: from_plain(plain) for name, plain in json.loads(data).items()}
     return found

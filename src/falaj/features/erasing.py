@@ -56,9 +56,12 @@ def erase(
     """Erase a person: from the online store, the rows of every view, and the training sets made of them.
 
     What endpoints kept of their requests is not looked at: `falaj privacy erase` does both, and all else.
-    Models that learned from the person's rows are listed, with what to do. What a legal hold or a retention period
-    keeps is left and named. Deleted bytes leave the store with the next collection. Run it again after a failure, or
-    when a hold has ended: it goes on where it stopped.
+    Models that learned from the person's rows are listed, with what to do. What a law, a legal hold or a contract keeps
+    is restricted, so that nobody reads it, and named. Deleted bytes leave the store with the next collection. Run it
+    again after a failure, or when a hold has ended: it goes on where it stopped.
+
+    A second person approves it, unless it is dry: the first refusal says how to ask. `falaj privacy erase` has a plan
+    that somebody approves instead.
 
     Example:
         falaj features erase entity:fraud/customer 784-1990-1234567-1 --reason "request 2027-114"
@@ -69,19 +72,30 @@ def erase(
     return erase_from(open_case(here, entity, held, key, reason, dry=dry), held, purge=purge)
 
 
-def open_case(here: Here, entity: Ref, held: Sequence[Arrival], key: str, reason: str, *, dry: bool = False) -> Case:
+def open_case(
+    here: Here,
+    entity: Ref,
+    held: Sequence[Arrival],
+    key: str,
+    reason: str,
+    *,
+    dry: bool = False,
+    request: Ref | None = None,
+) -> Case:
     """An erasure from the views of an entity, before anything is done."""
     person = person_of(held[0].entity, key)
     marks = {one.view: here.features.pseudonyms(one.view, (person.bytes.hex(),))[0][: 2 * NAME_BYTES] for one in held}
-    return Case(here, entity, person, marks, reason, dry)
+    return Case(here, entity, person, marks, reason, dry, request)
 
 
 def erase_from(case: Case, held: Sequence[Arrival], *, purge: bool = False) -> Erasure:
     """Erase a person from these views and from what was made of them."""
     here, person = case.here, case.person
     if not case.dry:
+        for view in _regulated_views(here, held):
+            here.features.rows(view)  # pushed rows that a law keeps become a version, which is then restricted
         for one in held:
-            here.features.forget(one.view, {person.field.name: [person.value]}, person.field.name)
+            here.features.forget(one.view, {person.field.name: [person.value]}, person.field.name, case.request)
         held = [here.features.about(one.view) for one in held]  # what came in until they were barred is there, too
     for one in {dataset_of(each.stream): each for each in held}.values():
         if one.stream.keys:
@@ -90,6 +104,17 @@ def erase_from(case: Case, held: Sequence[Arrival], *, purge: bool = False) -> E
             clear_rows(case, one)
     sets = clear_sets(case, held)
     return report(case, held, sets)
+
+
+def _regulated_views(here: Here, held: Sequence[Arrival]) -> list[Ref]:
+    """The views whose label, or a regime of it, sets a least retention."""
+    regimes = {name for regime in here.zones.regimes() if regime.retention for name in (regime.id, *regime.aliases)}
+    labels = {arrival.view: list(arrival.labels.values()) for arrival in held}
+    return [
+        view
+        for view, each in labels.items()
+        if any(label.holds or label.min_retain_s or label.regimes & regimes for label in each)
+    ]
 
 
 def holdings(here: Here, entity: Ref, views: Sequence[Defined] | None = None) -> list[Arrival]:
@@ -114,20 +139,20 @@ def views_of(here: Here) -> list[Defined]:
 
 
 def destroy_key(case: Case, arrival: Arrival) -> None:
-    """Of a sealed view: destroy the person's key, unless some of what it opens must be kept readable."""
+    """Of a sealed view: take the person's key out of the table; while rows must be kept, restricted tables keep it."""
     name = dataset_of(arrival.stream)
     rows = [one.ref for face in arrival.labels for one in versions_of(case.here, dataset_of(arrival.stream, face))]
-    held = kept_by_law(case.here, rows)
-    for one in held.values():
-        case.keep(one.ref, one.why, "the key stays with it: erase again when that has ended")
-    if held or case.dry:
+    retained = kept_by_law(case.here, rows)
+    case.kept.update(retained)
+    if case.dry:
         return
     mark = bytes.fromhex(case.marks[arrival.view])
-    done = destroy_keys(case.here, lock_of(case.here, arrival), [mark], case.said)
+    done = destroy_keys(case.here, lock_of(case.here, arrival), [mark], case.said, list(retained.values()))
     for stays in done.kept:
         case.kept[stays.ref] = stays
     case.recall(keys_ref(name))
-    case.notes.append(f"the rows of {name} are sealed: the person's key is gone, and the bytes stay as they were")
+    after = "only restricted tables hold the person's key" if retained else "the person's key is gone"
+    case.notes.append(f"the rows of {name} are sealed: {after}, and the bytes stay as they were")
 
 
 def clear_rows(case: Case, arrival: Arrival) -> None:
@@ -178,6 +203,9 @@ def report(case: Case, held: Sequence[Arrival], sets: set[Ref]) -> Erasure:
 def _seen_rows(case: Case, arrival: Arrival, face: str) -> list[Seen]:
     found = []
     for version in versions_of(case.here, dataset_of(arrival.stream, face)):
+        if version.restricted:  # nobody may open it: it goes, or is retained for this person too
+            found.append(Seen(version.ref, frozenset(), True))
+            continue
         opened, snapshot = open_version(case.here, version.ref)
         names = frozenset(entry.path.rpartition(b"/")[2].decode() for entry in files_of(snapshot, SEGMENT))
         if arrival.stream.keys:  # nobody can tell any more: what was not made without them may hold them
@@ -251,19 +279,19 @@ def _clear_set_once(case: Case, name: Ref, known: dict[str, Theirs], *, each: bo
     if bad <= case.kept.keys():
         return True
     for version in versions if not case.dry else ():
-        wanted = version.ref in bad and (each or version.ref == newest)
-        if wanted and version.ref not in case.made.values():
+        replaced = version.ref in bad and (each or version.ref == newest) and not version.restricted
+        if replaced and version.ref not in case.made.values():
             _replace_set(case, version, known, each=each)
     for version in versions:
         if version.ref in bad:
-            _move_aliases(case, version)
+            move_aliases(case, version)
             case.take(version.ref)
     return False
 
 
 def _seen_set(case: Case, version: Version, known: dict[str, Theirs]) -> Seen | None:
-    if version.ref in case.fresh:
-        return Seen(version.ref, frozenset(), False)
+    if version.ref in case.fresh or version.restricted:
+        return Seen(version.ref, frozenset(), version.restricted)
     columns = case.columns(version)
     theirs: frozenset[str] = frozenset()
     try:
@@ -299,7 +327,7 @@ def _replace_set(case: Case, version: Version, known: dict[str, Theirs], *, each
         raise Stale(f"{version.ref} was replaced meanwhile", "look again", version.ref)
 
 
-def _move_aliases(case: Case, version: Version) -> None:
+def move_aliases(case: Case, version: Version) -> None:
     """What a word meant goes on under the version that stands in its place; stages move by promotion only."""
     after = next((ref for ref, before in case.made.items() if before == version.ref), None)
     for alias in version.aliases:

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from falaj.asof.encrypted_online import EncryptedOnline
 from falaj.asof.layout import Layout
 from falaj.asof.looking import numbers_of
 from falaj.asof.ranges import take
@@ -26,7 +27,6 @@ from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Unavailable
 from falaj.core.event import new_id
 from falaj.core.online import RANK_BYTES, pack_rank, rank_of, rows_in
-from falaj.core.ports import Online
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.features.chapters import open_chapter, table_of
@@ -43,7 +43,8 @@ RETIRED_S = 180.0
 LEASE_S = 15.0
 """Whoever was killed holds up the next one so long. It is a courtesy: two who fill at once do no harm."""
 _LOOK_S = 0.02
-PUT_ROWS = 10_000
+PUT_ROWS = 25_000
+"""In one transaction: the store keeps rows in the order of hashes, so each put touches pages all over it."""
 STATE_ROWS = 2_000
 
 
@@ -76,7 +77,7 @@ class Mark:
 class Target:
     """Where an arrival goes."""
 
-    store: Online
+    store: EncryptedOnline
     view: View
     era: int
     tenant: str
@@ -107,7 +108,11 @@ class Target:
         return space_of(self.view.stream, self.tenant, shape_of(self.view.definition), face, self.era)
 
     def mark(self) -> Mark:
-        """How far it is; nowhere when it is new, or came back empty."""
+        """How far it is; nowhere when it is new, came back empty, or holds rows whose key was retired."""
+        if self.store.is_unreadable(self.space()):
+            # Rows of equal rank are not replaced, so what cannot be read any more goes first.
+            for face in faces_of(self.view.definition):
+                self.store.drop(self.space(face))
         noted = self.store.note(self.space())
         return Mark(*json.loads(noted)) if noted else Mark()
 

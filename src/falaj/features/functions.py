@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 _MOST_PINS = 10_000
 _MOST_OPEN = 8
 """Functions whose processes this process keeps for the next call; the one that was used longest ago ends first."""
-_OPEN: OrderedDict[tuple[str, bool], FunctionSandbox] = OrderedDict()
+_OPEN: OrderedDict[tuple[str, str, str, bool], FunctionSandbox] = OrderedDict()
+"""By platform, view or service, digest, and whether isolation is required. A function can keep in its process what it
+was given, so views of different labels that have the same text share none."""
 _LOCK = Lock()
 
 
@@ -37,10 +39,11 @@ def open_function(here: Here, defined_by: Ref, text: str, digest: str = "") -> F
     if digest and digest != actual:
         raise Invalid(f"{defined_by}: expected the function {digest}, got {actual}", "apply the definition again")
     note_use(here, defined_by, name, actual)
-    key = actual, not here.address.startswith("dir:")
+    required = not here.address.startswith("dir:")
+    key = here.address, str(defined_by), actual, required
     with _LOCK:
         if key not in _OPEN:
-            _OPEN[key] = FunctionSandbox(name, text, required=key[1])
+            _OPEN[key] = FunctionSandbox(name, text, required=required)
         _OPEN.move_to_end(key)
         evicted = _OPEN.popitem(last=False)[1] if len(_OPEN) > _MOST_OPEN else None
         function = _OPEN[key]

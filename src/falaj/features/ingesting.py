@@ -65,7 +65,7 @@ def _before(here: Here, arrival: Arrival) -> dict[str, ColumnStats] | None:
     """What the last arrival was like, where a rule asks how far rows moved."""
     asks = any(rule.kind == "distribution" for rule in arrival.definition.rules)
     chapters = arrival.stream.chapters
-    return stats_in(here, chapters[-1]) if asks and chapters else None
+    return stats_in(here, chapters[-1], arrival.view) if asks and chapters else None
 
 
 def _erased(here: Here, arrival: Arrival) -> Erased | None:

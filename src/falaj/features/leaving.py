@@ -16,10 +16,12 @@ from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.features.defining import users_of
 from falaj.features.persons import keys_ref
+from falaj.features.rewriting import person_of
 from falaj.features.rows import check_faces
 from falaj.features.shelf import Shelf, View, keep, need
 from falaj.features.stream import Stream, dataset_of, faces_of, labels_of, shape_of, space_of
 from falaj.features.tail import Rows
+from falaj.govern.destruction import ErasureOrder
 
 MOST_PEOPLE = 10_000
 MOST_SAMPLE_BYTES = 1 << 20
@@ -32,15 +34,19 @@ _READS = "reads:"
 class Leaving(Shelf):
     """How rows go, and what is known of reads."""
 
-    @verb(writes=("view",), group="erase", outside=True)
+    @verb(writes=("view",), reads=("request",), group="erase", outside=True)
     def forget(
         self,
         ctx: Context,
         view: Annotated[Ref, "which view"],
         keys: Annotated[dict[str, list[Any]], "whose rows: each key of the entity with a value for every person"],
         subject: Annotated[str, "only this key names the person: rows of all other values of the others go, too"] = "",
+        request: Annotated[Ref | None, "the started erasure request that this belongs to"] = None,
     ) -> int:
         """Take people's rows out of the online store and of what was pushed, and never take them in again.
+
+        Refused without a started erasure request (`falaj privacy erase`) or the approval of a second person, who
+        approves these people of this entity: the refusal says how to ask.
 
         `falaj features erase` does this and all that follows: chapters, training sets, keys, and the report.
 
@@ -50,6 +56,9 @@ class Leaving(Shelf):
         with self._ledger.read(ctx) as tx:
             found = self._view(tx, view)
         wanted = _people(found, keys, subject)
+        entity = Ref.parse(found.record.body["entity"]).bare
+        order = ErasureOrder("features.forget", entity, _identifiers(keys), request)
+        self._destruction.check_erasure(ctx, order)
         names = {self._pseudonym(ctx, found, value) for value in wanted}
         self._mark_erased(ctx, found, names)
         whole = [one.name for one in found.entity.keys] == list(keys)
@@ -182,14 +191,27 @@ class Leaving(Shelf):
             keep(tx, now, stream)
             tx.emit("features.forget", now.ref, people=len(names))
 
+    def count_online(self, ctx: Context, view: Ref, subject: str) -> int:
+        """How many online rows of a view a person has, whether or not readers would get them. For the search only."""
+        with self._ledger.read(ctx) as tx:
+            found = self._view(tx, view)
+        try:
+            person = person_of(found.entity, subject)
+        except Invalid:  # its keys are of another type than this identifier
+            return 0
+        store, count = self._online(ctx.tenant), 0
+        for space in _spaces(ctx, found):
+            if len(found.entity.keys) == 1:
+                count += sum(row is not None for rows in store.get([(space, [person.bytes])]) for row in rows)
+                continue
+            cursor: bytes | None = None
+            while page := store.scan(space, cursor):
+                count += sum(_names(found, key) == person.bytes for key, _ in page)
+                cursor = page[-1][0]
+        return count
+
     def _forget_online(self, ctx: Context, view: View, wanted: Sequence[bytes], whole: bool) -> int:
-        store = self._online(ctx.tenant)
-        spaces = {
-            space_of(view.stream, ctx.tenant, shape, face, era)
-            for shape in {shape_of(view.definition), *view.stream.shapes}
-            for face in faces_of(view.definition)
-            for era in {0, view.stream.era, *(one[1] for one in view.stream.retired)}
-        }
+        store, spaces = self._online(ctx.tenant), _spaces(ctx, view)
         if whole:
             return sum(store.delete(space, wanted) for space in spaces)
         gone = 0
@@ -221,6 +243,16 @@ class Leaving(Shelf):
         return gone
 
 
+def _spaces(ctx: Context, view: View) -> set[str]:
+    """Every online space that a view has, of all shapes and eras."""
+    return {
+        space_of(view.stream, ctx.tenant, shape, face, era)
+        for shape in {shape_of(view.definition), *view.stream.shapes}
+        for face in faces_of(view.definition)
+        for era in {0, view.stream.era, *(retired[1] for retired in view.stream.retired)}
+    }
+
+
 def _people(view: View, keys: dict[str, list[Any]], subject: str) -> list[bytes]:
     """The bytes of the keys asked about; a part of a key only where that part names the person."""
     fields = {one.name: one.type for one in view.entity.keys}
@@ -237,6 +269,12 @@ def _people(view: View, keys: dict[str, list[Any]], subject: str) -> list[bytes]
     if len(found) > MOST_PEOPLE or not all(found):
         raise Invalid("no people, too many, or a key that is null", f"1 to {MOST_PEOPLE}", view.ref)
     return [one for one in found if one]
+
+
+def _identifiers(keys: dict[str, list[Any]]) -> tuple[str, ...]:
+    """The people asked about as texts; of a key of several parts, the parts in the order of their names."""
+    rows = zip(*(keys[name] for name in sorted(keys)), strict=True)
+    return tuple("/".join(part.hex() if isinstance(part, bytes) else str(part) for part in row) for row in rows)
 
 
 def _names(view: View, key: bytes) -> bytes:

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from falaj.asof.encrypted_online import EncryptedOnline
 from falaj.asof.reading import Answer, Reader
 from falaj.asof.records import STATUSES, ServicePlan
+from falaj.asof.space_keys import KeyTexts, finder_of
 from falaj.core.errand import Here
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.features.functions import service_functions
-from falaj.features.records import Opening, Values
+from falaj.features.records import OnlineKeys, Opening, Values
 from falaj.features.skew import Sampler, pack_reads
 
 _NON_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -31,6 +33,7 @@ class LiveReader:
         self._online = here.online()
         self._until = 0.0
         self._sampler: Sampler | None = None
+        self._keys: KeyTexts | None = None
         self._renew(time.time())
 
     plan: ServicePlan
@@ -60,17 +63,23 @@ class LiveReader:
     def _renew(self, now: float) -> None:
         self._tell()
         opened: Opening = self._here.features.open(self._service, self._model)
-        if self._until == 0.0 or opened.plan != self.plan:
-            self.plan = opened.plan
-            # Rows of sealed views are opened by the platform alone.
-            store = None if any(one.sealed for one in opened.plan.views) else self._online
-            self._reader = None
+        # Rows of sealed views are opened by the platform alone.
+        store = None if any(view.sealed for view in opened.plan.views) else self._online
+        keys = self._unlock() if store is not None and not isinstance(store, EncryptedOnline) else None
+        if self._until == 0.0 or opened.plan != self.plan or keys != self._keys:
+            self.plan, self._keys, self._reader = opened.plan, keys, None
             if store is not None:
-                self._reader = Reader(opened.plan, store, functions=service_functions(self._here, opened.plan))
+                readable = store if keys is None else EncryptedOnline(store, finder_of(keys))
+                self._reader = Reader(opened.plan, readable, functions=service_functions(self._here, opened.plan))
         if opened.sample and self._sampler is None:
             self._sampler = Sampler(opened.sample)
         # Half of what it is good for, so that clocks that differ a little do no harm.
         self._until = now + max(1.0, (opened.until - now) / 2)
+
+    def _unlock(self) -> KeyTexts:
+        """The keys of the spaces in the plan, for a store that is read beside the platform."""
+        answer: OnlineKeys = self._here.features.unlock(self._service, self._model)
+        return answer.spaces
 
     def _tell(self) -> None:
         reads = self._sampler.drain() if self._sampler is not None else []

@@ -30,6 +30,7 @@ from falaj.snapshot.amend import Changes, amend
 from falaj.snapshot.read import Snapshot
 from falaj.snapshot.write import publish_folder
 
+KEYS_SUFFIX = ".keys"  # of the name of a dataset that holds the keys of a view's rows
 FILE, _PART = "people.keys", "people-{:02}-of-{:02}.keys"
 _PEOPLE, _MOST_PARTS = 262_144, 64
 """How many people a file of a table has (as many as one pack can), unless there are more than so many files."""
@@ -54,6 +55,8 @@ class Lock:
     """Let another version count in the place of the one that did; Stale when that is no longer so."""
     pseudonyms: Callable[[Sequence[bytes]], Sequence[str]]
     """What the platform calls people, by the bytes of the key that names them; in hex."""
+    view: Ref | None = None
+    """The view whose rows these keys open; none where no view has the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Destroyed:
 
 def keys_ref(rows: Ref) -> Ref:
     """Where the keys of a view's rows are published."""
-    return Ref("dataset", rows.project, f"{rows.name}.keys")
+    return Ref("dataset", rows.project, f"{rows.name}{KEYS_SUFFIX}")
 
 
 def lock_of(here: Here, about: Arrival) -> Lock:
@@ -81,6 +84,7 @@ def lock_of(here: Here, about: Arrival) -> Lock:
         lambda: here.features.about(view).stream.keys,
         lambda before, after: here.features.rekey(view, after, before),
         lambda subjects: here.features.pseudonyms(view, tuple(one.hex() for one in subjects)),
+        view,
     )  # fmt: skip
 
 
@@ -95,7 +99,7 @@ def names_of(lock: Lock, subjects: Sequence[bytes]) -> list[bytes]:
 
 def read_keys(here: Here, lock: Lock) -> Keys:
     """The table that counts."""
-    return _Table(here, lock.current()).whole()
+    return _Table(here, lock.current(), lock.view).whole()
 
 
 def part_of(name: bytes, of: int) -> int:
@@ -118,7 +122,7 @@ def ensure_keys(here: Here, lock: Lock, names: Sequence[bytes]) -> Keys:
     """
     for _ in range(_TRIES):
         at = lock.current()
-        table = _Table(here, at)
+        table = _Table(here, at, lock.view)
         keys = table.whole()
         missing = keys.missing(names)
         if not missing:
@@ -139,12 +143,17 @@ def ensure_keys(here: Here, lock: Lock, names: Sequence[bytes]) -> Keys:
     raise _busy(lock)
 
 
-def destroy_keys(here: Here, lock: Lock, names: Sequence[bytes], reason: str) -> Destroyed:
-    """Make what was sealed for these people unreadable, wherever a copy of it lies; the same again does nothing."""
+def destroy_keys(
+    here: Here, lock: Lock, names: Sequence[bytes], reason: str, retained: Sequence[Kept] = ()
+) -> Destroyed:
+    """Make what was sealed for these people unreadable, wherever a copy of it lies; the same again does nothing.
+
+    While rows must be kept (`retained`), the older tables that open them are restricted instead of deleted.
+    """
     for _ in range(_TRIES):
         with suppress(Stale):
             at = lock.current()
-            table = _Table(here, at)
+            table = _Table(here, at, lock.view)
             held = {path: table.part(path) for path in table.of(names)}
             left = {path: keys.without(names) for path, keys in held.items()}
             changed = {path: keys for path, keys in left.items() if len(keys) < len(held[path])}
@@ -152,21 +161,33 @@ def destroy_keys(here: Here, lock: Lock, names: Sequence[bytes], reason: str) ->
                 changed = parted(changed[FILE])
             if changed:
                 lock.swap(at, _publish(here, lock, table, changed))
-            return tidy(here, lock, reason)
+            return tidy(here, lock, reason, names[0].hex() if names else "", retained)
     raise _busy(lock)
 
 
-def tidy(here: Here, lock: Lock, reason: str) -> Destroyed:
-    """Delete every version of the table but the one that counts."""
+def tidy(here: Here, lock: Lock, reason: str, erasure: str = "", retained: Sequence[Kept] = ()) -> Destroyed:
+    """Delete every version of the table but the one that counts; restrict what a duty keeps, on it or on its rows.
+
+    `erasure` is the pseudonym of the person whose key is destroyed.
+    """
     now, gone, kept = lock.current(), [], []
     for version in versions_of(here, lock.table):
-        if version.ref != now:
-            why = remove(here, version.ref, reason)
-            if why is None:
-                gone.append(version.ref)
-            else:
-                kept.append(why)
+        if version.ref == now:
+            continue
+        stays = _opens(version.ref, retained) if retained else remove(here, version.ref, reason)
+        if stays is None:
+            gone.append(version.ref)
+            continue
+        if stays.duties:
+            here.catalog.restrict(version.ref, reason, erasure=erasure)
+        kept.append(stays)
     return Destroyed(now, tuple(gone), tuple(kept))
+
+
+def _opens(table: Ref, retained: Sequence[Kept]) -> Kept:
+    """That a table of keys stays for the sake of rows that must be kept."""
+    duties = tuple(duty for rows in retained for duty in rows.duties)
+    return Kept(table, f"it opens rows that must be kept: {retained[0].why}", retained[0].do, duties)
 
 
 def remove(here: Here, ref: Ref, reason: str) -> Kept | None:
@@ -231,10 +252,10 @@ def _commit(here: Here, order: Order, made: Made, base: Ref | None) -> Ref:
 class _Table:
     """One version of the keys, of which nothing is read but what is asked for."""
 
-    def __init__(self, here: Here, at: Ref | None) -> None:
+    def __init__(self, here: Here, at: Ref | None, view: Ref | None) -> None:
         if at is not None and not at.pinned:
             raise Invalid(f"{at} names no version", "the record of the stream says which version counts", at)
-        self.held: Held | None = None if at is None else (at, open_version(here, at)[1])
+        self.held: Held | None = None if at is None else (at, open_version(here, at, view)[1])
         found = self.held[1].entries() if self.held is not None else ()
         self.entries = {entry.path.decode("utf-8", "replace"): entry for entry in found}
         of = len(self.entries)

@@ -176,6 +176,14 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlineKeys:
+    """What opens the online rows of a service."""
+
+    spaces: Mapping[str, Mapping[str, str]] = field(repr=False)
+    """Keys in base64, by the space of their rows and by version; `hash` is the key of the hash of entity keys."""
+
+
+@dataclass(frozen=True, slots=True)
 class Values:
     """Features of some keys, column by column, as they are now."""
 

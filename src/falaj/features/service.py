@@ -4,12 +4,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
+from falaj.asof.encrypted_online import EncryptedOnline
 from falaj.core.errand import Here
-from falaj.core.ports import Online, Series
+from falaj.core.ports import Series
 from falaj.features.defining import Defining
 from falaj.features.leaving import Leaving
 from falaj.features.rows import Rows
 from falaj.features.serving import Serving
+from falaj.govern.destruction import DestructionChecks
 from falaj.govern.keys import Keyring
 from falaj.store.ledger import Ledger
 
@@ -22,10 +24,11 @@ class Features(Serving, Defining, Rows, Leaving):
         ledger: Ledger,
         act: Callable[..., Here],
         series: Callable[[], Series],
-        online: Callable[[str], Online],
+        online: Callable[[str], EncryptedOnline],
         keyring: Keyring,
+        destruction: DestructionChecks,
     ) -> None:
-        super().__init__(ledger, act, series, online, keyring)
+        super().__init__(ledger, act, series, online, keyring, destruction)
         self._readers = OrderedDict()
         self._plans = {}
         self._lock = Lock()

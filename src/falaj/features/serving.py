@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 from falaj.asof.reading import Reader
 from falaj.asof.records import STATUSES, Field, ServicePlan, ViewPlan
+from falaj.asof.space_keys import encode_keys
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid
 from falaj.core.ports import Online
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.features.decide import service_plan
-from falaj.features.records import Opening, Pick, ServiceDef, Values
+from falaj.features.records import OnlineKeys, Opening, Pick, ServiceDef, Values
 from falaj.features.shelf import Shelf, View, define_of, need
 from falaj.features.stream import face_of, shape_of, space_of
 from falaj.features.unsealed import Unsealed
@@ -60,6 +61,26 @@ class Serving(Shelf):
         with self._ledger.read(ctx) as tx:
             pinned = self._bound(tx, service, model)
             return Opening(self._plan(tx, ctx, pinned), ctx.now() + OPEN_S, SAMPLE_EVERY, model)
+
+    @verb(reads=("service", "model"), group="read", once=True)
+    def unlock(
+        self,
+        ctx: Context,
+        service: Annotated[Ref, "which service, or view"],
+        model: Annotated[Ref | None, "the model that reads: it must have been trained on this very version"] = None,
+    ) -> OnlineKeys:
+        """Give the keys that open the online rows of a service, for programs that read the online store directly.
+
+        `here.features.reader("service:fraud/scorer")` asks for them where $FALAJ_ONLINE is set, and again every minute.
+        Rows of sealed views stay closed: the platform alone opens them.
+
+        Example:
+            falaj features unlock service:fraud/scorer
+        """
+        with self._ledger.read(ctx) as tx:
+            plan = self._plan(tx, ctx, self._bound(tx, service, model))
+        spaces = sorted({view.space for view in plan.views if not view.sealed} | {space for space, _ in plan.barred})
+        return OnlineKeys({space: encode_keys(self._keyring.online_keys(ctx.tenant, space)) for space in spaces})
 
     @verb(reads=("service", "model"), group="read", often=True)
     def read(

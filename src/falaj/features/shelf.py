@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
+from falaj.asof.encrypted_online import EncryptedOnline
 from falaj.asof.records import Window
 from falaj.core.context import Context
 from falaj.core.data import dataclass
 from falaj.core.errand import Here
 from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.label import Label
-from falaj.core.ports import Online, Series
+from falaj.core.ports import Series
 from falaj.core.ref import Ref
 from falaj.features.records import KINDS, EntityDef, ServiceDef, ViewDef
 from falaj.features.stream import Arrival, Stream, face_of, labels_of, stream_ref
 from falaj.features.tail import Tail
+from falaj.govern.destruction import DestructionChecks
 from falaj.govern.keys import Keyring
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
@@ -64,8 +66,9 @@ class Shelf:
         ledger: Ledger,
         act: Callable[..., Here],
         series: Callable[[], Series],
-        online: Callable[[str], Online],
+        online: Callable[[str], EncryptedOnline],
         keyring: Keyring,
+        destruction: DestructionChecks,
     ) -> None:
         """`act` gives the platform with an actor bound: what we read for somebody, they must be allowed to read."""
         self._ledger = ledger
@@ -73,6 +76,7 @@ class Shelf:
         self._series = series
         self._online = online
         self._keyring = keyring
+        self._destruction = destruction
 
     def _moved(self) -> None:
         """Readers read from another place now; whoever keeps plans makes them anew."""

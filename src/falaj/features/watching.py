@@ -92,7 +92,7 @@ def measured(here: Here, view: Ref) -> tuple[Arrival, list[dict[str, ColumnStats
     """What is known of the last arrivals, as far as one may read it."""
     edition: Edition = here.features.rows(view)
     about: Arrival = here.features.about(edition.view)
-    return about, [stats_in(here, one) for one in about.stream.chapters[-_LAST:]]
+    return about, [stats_in(here, one, about.view) for one in about.stream.chapters[-_LAST:]]
 
 
 def _training(here: Here, about: Arrival, training: Ref) -> dict[str, ColumnStats]:

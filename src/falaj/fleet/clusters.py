@@ -208,16 +208,19 @@ class Clusters(Signs, Elastic):
         ready = sum(node.ready for node in found)
         gpus = sum(len(node.devices) for node in found)
         took = round(time.monotonic() - began, 3)
-        return Checked(name, ready > 0, len(found), ready, gpus, took, sandbox=caged)
+        problem = "" if ready else _no_node(len(found), cluster.address)
+        return Checked(name, ready > 0, len(found), ready, gpus, took, problem, sandbox=caged)
 
     def check_sandbox(self, ctx: Context) -> None:
         """When a server starts: Unavailable where this machine must enforce what it cannot; else what is missing is
-        logged, if accounts other than the owner of the folder may run jobs here."""
+        logged, if accounts other than the owner of the folder may run jobs here; so are clusters without a sandbox."""
         with self._ledger.read(_house(ctx)) as tx:
-            known = [one for one in self.known(tx).values() if one.address.startswith("process:")]
             single_user = sandbox.is_single_user(self._settings, tx)
+            known = [self._seen(cluster, {}, single_user) for cluster in self.known(tx).values()]
         for cluster in known:
-            if self._caged["sandbox"] == "required" or not single_user:
+            if not cluster.address.startswith("process:"):
+                sandbox.warn_unsandboxed(cluster.name, cluster.unsandboxed)
+            elif self._caged["sandbox"] == "required" or not single_user:
                 executor = self.executor(ctx, cluster)
                 sandbox.say_at_start(executor)
                 executor.close()
@@ -270,7 +273,9 @@ class Clusters(Signs, Elastic):
             tx.delete(key, old.rev)
 
     def executor(self, ctx: Context, cluster: Cluster) -> Executor:
-        """The executor of a cluster, opened; secrets in its options are resolved here and kept nowhere."""
+        """The executor of a cluster, opened; secrets in its options are resolved here and kept nowhere. Invalid where
+        the installation requires a sandbox and this cluster has none."""
+        sandbox.check_requirement(self._caged, cluster.address, cluster.options)
         here = replace(house_of(ctx), zone=cluster.zone)
         options = {
             name: self._resolve(here, value).decode() if value.startswith("secret://") else value
@@ -280,7 +285,10 @@ class Clusters(Signs, Elastic):
         if not cluster.address.startswith("process:"):
             return self._opener(cluster.address, options)
         own = {"folder": cluster.folder} if cluster.folder else {}
-        return self._opener(cluster.address, own | sandbox.chosen(self._caged, cluster.address, options))
+        caged = sandbox.chosen(self._caged, cluster.address, options)
+        with self._ledger.read(here) as tx:
+            hidden = filter(None, (caged.get("hidden"), *sandbox.find_shared_folders(tx, self.known(tx).values())))
+        return self._opener(cluster.address, own | caged | {"hidden": ",".join(hidden)})
 
     def spoken(self, ctx: Context, cluster: Cluster) -> Executor:
         """The same, opened once and kept, for questions."""
@@ -315,6 +323,7 @@ class Clusters(Signs, Elastic):
 
     def _try_address(self, cluster: Cluster) -> None:
         """Invalid where nothing could ever be run under this address. Nobody is spoken to, and no secret is read."""
+        sandbox.check_requirement(self._caged, cluster.address, cluster.options)
         if cluster.address.startswith("slurm:") and not cluster.folder:
             raise Invalid("Slurm needs a folder that its nodes share with the platform", "--more folder=/shared/falaj")
         folder = {"folder": cluster.folder} if cluster.address.startswith("process:") else {}
@@ -331,8 +340,12 @@ class Clusters(Signs, Elastic):
             raise Conflict(f"{busy} jobs run on {name}", f"falaj clusters change {name} --more state=closed, and wait")
 
     def _housed(self, cluster: Cluster) -> Cluster:
-        """Processes of our own machine have their attempts beside ours, unless their address says where."""
+        """Processes of our own machine have their attempts beside ours, unless their address says where; Ray clusters
+        belong to a single tenant."""
         scheme, _, rest = cluster.address.partition(":")
+        if scheme == "ray":
+            alone = sandbox.separate_tenants(cluster.address, cluster.options, cluster.tenants)
+            return replace(cluster, tenants=alone)
         if cluster.folder or scheme != "process":
             return cluster
         return replace(cluster, folder=rest.partition("?")[0] or f"{self._folder}-{cluster.name}")
@@ -425,6 +438,13 @@ def _missing(name: str) -> NotFound:
 
 def _records(tx: Reader) -> dict[str, Record]:
     return {record.key.name: record for record in every(tx, "cluster", HOUSE)}
+
+
+def _no_node(count: int, address: str) -> str:
+    """Why a cluster that answers can run nothing."""
+    if count:
+        return f"it answers, and none of its {count} nodes is ready"
+    return f"it answers, and no node has joined it yet ({address.partition(':')[0]}: add nodes to it)"
 
 
 def _cluster(record: Record) -> Cluster:

@@ -10,15 +10,18 @@ from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.verb import verb
 from falaj.fleet.amounts import all_shown, amounts, band, by_name
 from falaj.fleet.budgets import UNITS, read_budget, read_spent, standing
-from falaj.fleet.records import BudgetRule, QueueChange, QueueRule, QueueView
+from falaj.fleet.records import DRAIN, HOLD, BudgetRule, QueueChange, QueueRule, QueueView
 from falaj.fleet.use import Use, added, check_tenants, every, house_key, house_of, live_jobs
-from falaj.schedule.model import BANDS, Queue
+from falaj.schedule.model import BANDS, CRITICAL, HIGH, NORMAL, Queue
 from falaj.schedule.promises import promised
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 
 ROOT = "root"
-WORDS = ("guarantee", "limit", "lend", "weight", "projects", "budget", "top_band")
+CAPS = ("max_waiting", "max_waiting_per_person")
+WORDS = ("guarantee", "limit", "lend", "weight", "projects", "budget", "top_band", *CAPS)
+SERVING_BAND = HIGH
+"""The highest band of an endpoint's replicas where no queue sets one; of other jobs it is normal."""
 _NAME = re.compile(r"root(/[a-z0-9][a-z0-9-]{0,40}){0,6}")
 _PROJECT = re.compile(r"\*|[a-z0-9][a-z0-9._-]{0,62}/(\*|[a-z0-9][a-z0-9._-]{0,62})")
 _TREE = house_key("queue", "tree")
@@ -45,7 +48,8 @@ class Queues:
         projects: Annotated[tuple[str, ...], "whose jobs it takes: tenant/project, tenant/*, or *"] = (),
         budget: Annotated[tuple[str, ...], "what it may spend: gpu-hours=500/month:stop, money=1000/30d"] = (),
         more: Annotated[
-            dict[str, str], "lend.gpu=2 (how much of its guarantee others may borrow), top_band=high"
+            dict[str, str],
+            "lend.gpu=2 (how much of its guarantee others may borrow), top_band=high, max_waiting=1000",
         ] = _NOTHING,
     ) -> QueueView:
         """Add a queue; queues on the way to it are made where they are missing.
@@ -72,7 +76,8 @@ class Queues:
         name: Annotated[str, "the queue"],
         more: Annotated[
             dict[str, str],
-            "guarantee.gpu=4, limit.gpu=8, weight=2, projects=a/b,a/c, budget.gpu-hours=+50, top_band=high",
+            "guarantee.gpu=4, limit.gpu=8, weight=2, projects=a/b,a/c, budget.gpu-hours=+50, top_band=high, "
+            "max_waiting=1000, max_waiting_per_person=200",
         ],
     ) -> QueueView:
         """Change a queue; what is not named stays. An amount of `none` is taken away.
@@ -99,6 +104,54 @@ class Queues:
             del tree[name]
             self._save(tx, tree, "queues.remove", name)
         return name
+
+    @verb(group="operate")
+    def hold(
+        self,
+        ctx: Context,
+        name: Annotated[str, "the queue; those below it are held with it"],
+        reason: Annotated[str, "why; the people of its jobs see it"] = "",
+    ) -> QueueView:
+        """Hold a queue: no job of it starts until it is released. What runs goes on to its end.
+
+        Example:
+            falaj queues hold root/bank --reason "maintenance until 18:00"
+        """
+        return self._stop(ctx, name, HOLD, reason)
+
+    @verb(group="operate")
+    def drain(
+        self,
+        ctx: Context,
+        name: Annotated[str, "the queue; those below it are drained with it"],
+        reason: Annotated[str, "why; the people of its jobs see it"] = "",
+    ) -> QueueView:
+        """Drain a queue: no job of it starts, and what runs is asked to save, stopped, and waits until it is released.
+
+        Example:
+            falaj queues drain root/bank --reason "the hall is switched off"
+        """
+        return self._stop(ctx, name, DRAIN, reason)
+
+    @verb(group="operate")
+    def release(self, ctx: Context, name: Annotated[str, "a queue that is held or drained"]) -> QueueView:
+        """Release a queue that was held or drained: its jobs are back at their places.
+
+        Example:
+            falaj queues release root/bank
+        """
+        return self._stop(ctx, name, "", "")
+
+    def _stop(self, ctx: Context, name: str, stop: str, reason: str) -> QueueView:
+        with self._ledger.write(_house(ctx)) as tx:
+            tree = {rule.name: rule for rule in read_rules(tx)}
+            rule = _need(tree, name)
+            if not stop and not rule.stop:
+                stopped = ", ".join(path for path, other in tree.items() if other.stop) or "none"
+                raise Conflict(f"the queue {name} is neither held nor drained", f"stopped queues: {stopped}")
+            tree[name] = replace(rule, stop=stop, stop_reason=reason[:400])
+            self._save(tx, tree, f"queues.{stop or 'release'}", name)
+        return self._shown(ctx, name)
 
     @verb()
     def list(self, ctx: Context) -> tuple[QueueView, ...]:
@@ -133,6 +186,10 @@ class Queues:
         wanted = tree_of(tree)
         with self._ledger.write(_house(ctx)) as tx:
             before = {rule.name: rule for rule in read_rules(tx)}
+            # A file says what queues deserve; whether an operator stopped one is not for it to say.
+            stopped = {path: rule for path, rule in before.items() if rule.stop and path in wanted}
+            for path, rule in stopped.items():
+                wanted[path] = replace(wanted[path], stop=rule.stop, stop_reason=rule.stop_reason)
             changes = tuple(_compared(before, wanted))
             _check_takers(tx, wanted)
             if changes and not dry:
@@ -174,6 +231,8 @@ class Queues:
         ]
         seen = {path for rule in rules if _sees(ctx, rule) for path in _way(rule.name)}
         seen_rules = [rule for rule in rules if rule.name in seen]
+        tree = {rule.name: rule for rule in rules}
+        seen_rules = [replace(rule, top_band=top_band(rule.name, tree)) for rule in seen_rules]
         return tuple(_view(rule, held, owed[rule.name], spent.get(rule.name, {}), ctx.now()) for rule in seen_rules)
 
 
@@ -202,13 +261,23 @@ def as_queues(
     now: float,
 ) -> tuple[Queue, ...]:
     """The tree as the scheduler takes it; `held` is by queue, in the units of budgets, parents included."""
+    tree = {rule.name: rule for rule in rules}
+    parents = {name.rpartition("/")[0] for name in tree}
     return tuple(
         Queue(
-            rule.name, rule.weight, rule.guarantee, rule.limit, rule.lend, rule.top_band,
+            rule.name, rule.weight, rule.guarantee, rule.limit, rule.lend,
+            # Jobs wait in leaves only, and what is set above a leaf is in what the leaf has.
+            CRITICAL if rule.name in parents else top_band(rule.name, tree, SERVING_BAND),
             standing(rule.budgets, spent.get(rule.name, {}), held.get(rule.name, {}), now),
+            ask_band=CRITICAL if rule.name in parents else top_band(rule.name, tree),
         )
-        for rule in rules
+        for rule in tree.values()
     )  # fmt: skip
+
+
+def top_band(name: str, rules: Mapping[str, QueueRule], default: int = NORMAL) -> int:
+    """The highest band the jobs of a queue may have: the lowest that it or a queue above it sets, else the default."""
+    return min((rule.top_band for rule in way_up(name, rules) if rule.top_band is not None), default=default)
 
 
 def queue_for(rules: Iterable[QueueRule], tenant: str, project: str, asked: str = "") -> QueueRule:
@@ -233,6 +302,12 @@ def way_up(name: str, rules: Mapping[str, QueueRule]) -> tuple[QueueRule, ...]:
     return tuple(rules[path] for path in _way(name) if path in rules)
 
 
+def stopped_above(name: str, rules: Mapping[str, QueueRule]) -> QueueRule | None:
+    """The queue that keeps jobs of a queue from starting: itself or one above it; of several the one that drains."""
+    stopped = [rule for rule in way_up(name, rules) if rule.stop]
+    return next((rule for rule in stopped if rule.stop == DRAIN), stopped[0] if stopped else None)
+
+
 def described(rule: QueueRule, words: Mapping[str, Any]) -> QueueRule:
     """A queue with these words applied; a mapping of amounts is laid over the old one, `none` takes one away."""
     unknown = sorted(set(words) - set(WORDS))
@@ -248,7 +323,10 @@ def described(rule: QueueRule, words: Mapping[str, Any]) -> QueueRule:
     if "weight" in words:
         changes["weight"] = _weight(words["weight"])
     if "top_band" in words:
-        changes["top_band"] = band(words["top_band"])
+        changes["top_band"] = None if words["top_band"] == "none" else band(words["top_band"])
+    for name in CAPS:
+        if name in words:
+            changes[name] = _cap(name, words[name])
     if "projects" in words:
         changes["projects"] = tuple(dict.fromkeys(_project(word) for word in _words(words["projects"])))
     if "budget" in words:
@@ -311,7 +389,8 @@ def _said(rule: QueueRule | None, other: QueueRule | None) -> str:
     plain: dict[str, Any] = {
         "weight": rule.weight, "guarantee": all_shown(rule.guarantee), "limit": all_shown(rule.limit),
         "lend": all_shown(rule.lend), "projects": list(rule.projects), "budget": [one.brief for one in rule.budgets],
-        "top_band": BANDS[rule.top_band],
+        "top_band": "" if rule.top_band is None else BANDS[rule.top_band],
+        **{cap: str(getattr(rule, cap)) for cap in CAPS if getattr(rule, cap) is not None},
     }  # fmt: skip
     fields = {"budget": "budgets"}
     return " ".join(
@@ -352,8 +431,9 @@ def _view(
     running = sum(use.running for use, _ in mine)
     return QueueView(
         rule.name, rule.weight, all_shown(rule.guarantee), all_shown(rule.limit), all_shown(rule.lend),
-        BANDS[rule.top_band], rule.projects, all_shown(used),
+        BANDS[NORMAL if rule.top_band is None else rule.top_band], rule.projects, all_shown(used),
         all_shown({name: value for name, value in over.items() if value > 0}), len(mine) - running, running, left,
+        rule.stop, rule.stop_reason, rule.max_waiting, rule.max_waiting_per_person,
     )  # fmt: skip
 
 
@@ -396,6 +476,14 @@ def _weight(value: Any) -> int:
 def _way(name: str) -> "list[str]":
     parts = name.split("/")
     return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _cap(name: str, value: Any) -> int | None:
+    if str(value) == "none":
+        return None
+    if not str(value).isdigit() or len(str(value)) > 9:
+        raise Invalid(f"{name} {value!r:.20}: expected a whole number from 0, or none", f"for example {name}=1000")
+    return int(value)
 
 
 def _checked(name: str) -> str:

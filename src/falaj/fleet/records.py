@@ -18,7 +18,7 @@ class Cluster:
     address: str
     zone: str
     tenants: tuple[str, ...] = ()
-    """Whose jobs it takes; everybody's when empty."""
+    """Whose jobs it takes; everybody's when empty. Of Ray clusters a single tenant, unless declared as shared."""
     folder: str = ""
     """Where attempts lie, on a cluster that shares a folder with the platform."""
     checkpoints: str = ""
@@ -31,7 +31,7 @@ class Cluster:
     trouble: str = ""
     """What went wrong when it was last spoken to; empty when it answered. Seen, never declared."""
     unsandboxed: str = ""
-    """Whose jobs run there without a sandbox: the `owner` of the folder, or `everybody`; empty: none do. Seen, too."""
+    """Whose jobs run there without a sandbox, a key of fleet.sandbox.UNSANDBOXED; empty: none do. Seen, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,9 @@ class BudgetRule:
         return f"{self.unit}={self.amount / scale:g}/{self.window}:{'stop' if self.stops else 'best-effort'}"
 
 
+HOLD, DRAIN = "hold", "drain"
+
+
 @dataclass(frozen=True, slots=True)
 class QueueRule:
     """A queue as its operator declared it; amounts as the scheduler counts them."""
@@ -100,10 +103,23 @@ class QueueRule:
     guarantee: Mapping[str, int] = field(default_factory=dict)
     limit: Mapping[str, int] = field(default_factory=dict)
     lend: Mapping[str, int] = field(default_factory=dict)
-    top_band: int = 3
+    top_band: int | None = None
+    """The highest band of its jobs; None: as the queue above it has it, and normal where no queue above says."""
     projects: tuple[str, ...] = ()
     """Whose jobs it takes: tenant/project, tenant/*, or * for everybody's."""
     budgets: tuple[BudgetRule, ...] = ()
+    stop: str = ""
+    """HOLD: nothing starts; DRAIN: what runs is stopped, too. Counts for all queues below."""
+    stop_reason: str = ""
+    max_waiting: int | None = None
+    """The most jobs that may wait in it and all queues below; None: no cap."""
+    max_waiting_per_person: int | None = None
+    """The same of one person."""
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the number of its waiting jobs is bounded."""
+        return self.max_waiting is not None or self.max_waiting_per_person is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ class QueueView:
     """A queue with what it has, uses and owes."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
-        "name", "weight", "guarantee", "limit", "used", "borrowed", "waiting", "running", "budget"
+        "name", "weight", "guarantee", "limit", "used", "borrowed", "waiting", "running", "budget", "stop",
     )  # fmt: skip
 
     name: str
@@ -120,6 +136,7 @@ class QueueView:
     limit: Mapping[str, str]
     lend: Mapping[str, str]
     top_band: str
+    """The highest band that its jobs may ask for, by itself or by a queue above it."""
     projects: tuple[str, ...]
     used: Mapping[str, str]
     borrowed: Mapping[str, str]
@@ -128,6 +145,11 @@ class QueueView:
     running: int
     budget: tuple[str, ...]
     """Each with what is spent and held of it."""
+    stop: str = ""
+    """hold, drain, or empty: whether an operator stopped it."""
+    stop_reason: str = ""
+    max_waiting: int | None = None
+    max_waiting_per_person: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

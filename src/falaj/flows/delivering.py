@@ -28,12 +28,14 @@ from falaj.flows.sending import Post
 from falaj.flows.service import Flows
 from falaj.flows.signatures import headers_for
 from falaj.flows.triggers import matches, trigger_in
+from falaj.jobs.standing import barred
 from falaj.serve.watch import Watch
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Fact, Record
 
 THREADS, EACH, LOOK_S = 8, 4, 0.2
+SUSPENDED_S = 1.0  # deliveries of a suspended owner are looked at again this often, in seconds
 FIRST_S, LONGEST_S, GIVE_UP_S = 5.0, 6 * 3600.0, 86_400.0
 """The first pause after a failure, the longest, and how long one message is tried; then it is dead, and kept."""
 SWITCH_OFF_S = 5 * 86_400.0
@@ -211,9 +213,14 @@ class HookLoop:
         return bool(line.heap) and line.heap[0][0] <= now and body["state"] != OFF and body["held_until"] <= now
 
     def _ready(self, line: Line, names: list[str]) -> Iterator[Record]:
-        """Those of them that are still to be sent and that the owner may see today."""
+        """Those of them that are still to be sent and that the owner may see today. While the owner or the tenant is
+        suspended all of them wait."""
         hook, refused = line.hook, []
         with self._ledger.read(self._ctx) as tx:
+            if barred(tx, hook):
+                for name in names:
+                    heappush(line.heap, (self._ctx.now() + SUSPENDED_S, name))
+                return
             found = [tx.key(Key(hook.key.tenant, "delivery", hook.key.project, name)) for name in names]
         for name, one in zip(names, found, strict=True):
             if one is None or one.body["state"] != WAITING:

@@ -120,7 +120,7 @@ class Hooks(Shared):
         kept += [delivery_view(one) for one in old.body["recent"] if state in ("", SENT)]
         return tuple(sorted(kept, key=lambda one: -one.at)[: max(1, limit)])
 
-    @verb(writes=("hook",))
+    @verb(writes=("hook",), group="control")
     def redeliver(
         self,
         ctx: Context,
@@ -151,7 +151,7 @@ class Hooks(Shared):
             tx.emit("flows.redeliver", kept.ref, again=max(len(found), bool(event)))
         return hook_view(kept)
 
-    @verb(writes=("hook",))
+    @verb(writes=("hook",), group="control")
     def ping(self, ctx: Context, hook: Annotated[Ref, "which one"]) -> HookView:
         """Send a hook an event of its own, to see that it arrives; `deliveries` shows what came of it.
 

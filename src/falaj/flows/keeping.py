@@ -11,7 +11,7 @@ from falaj.core.ref import Ref
 from falaj.flows.signatures import PREFIX
 from falaj.govern.keys import Keyring
 from falaj.govern.secrets import SecretShelf, parse_reference
-from falaj.jobs.attempts import submitter_of
+from falaj.jobs.standing import submitter_of
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 

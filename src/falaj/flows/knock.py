@@ -20,7 +20,8 @@ from falaj.flows.keeping import Keys, reference_of
 from falaj.flows.owners import Shared, worker_of
 from falaj.flows.signatures import GITHUB, STANDARD, check
 from falaj.flows.triggers import need
-from falaj.jobs.attempts import barred, who_of
+from falaj.jobs.attempts import who_of
+from falaj.jobs.standing import barred
 from falaj.store.records import Record
 
 PATH = "/v1/knock/"

@@ -21,7 +21,7 @@ from falaj.flows.owners import Sight, worker_of
 from falaj.flows.schedules import due, known_at
 from falaj.flows.service import Flows
 from falaj.flows.triggers import MOST_DEPTH, depth_of, filled, known_of, matches, trigger_in
-from falaj.jobs.attempts import barred
+from falaj.jobs.standing import barred
 from falaj.serve.watch import Watch
 from falaj.store.ledger import Ledger
 from falaj.store.loop import Turn

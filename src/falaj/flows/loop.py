@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from falaj.core.context import Context
 from falaj.core.errand import Here
-from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
+from falaj.core.errors import Conflict, Denied, FalajError, NotFound, QuotaExceeded, Stale, Unavailable
 from falaj.core.ref import Ref
 from falaj.dispatch.crew import BROKEN
 from falaj.fleet.use import every, tenants
@@ -27,7 +27,8 @@ from falaj.flows.plans import MOST_ITEMS
 from falaj.flows.records import CANCELLED, FAILED, GATE, RUNNING, WAITING, Body, FlowPlan, StepPlan
 from falaj.flows.service import Flows
 from falaj.jobs import records as jobs
-from falaj.jobs.attempts import barred, in_name_of
+from falaj.jobs.attempts import in_name_of
+from falaj.jobs.standing import Standing, job_standing
 from falaj.serve.watch import Watch
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
@@ -46,12 +47,12 @@ Name = tuple[str, Ref]
 
 
 class Found(NamedTuple):
-    """A run as it was read, with its flow, and why nothing may be done for its owner."""
+    """A run as it was read, with its flow, and whether anything may be done for its owner."""
 
     turn: Record
     flow: Record
     plan: FlowPlan
-    barred: str
+    standing: Standing
 
 
 class FlowLoop:
@@ -145,6 +146,10 @@ class FlowLoop:
             found = self._read(ctx, ref)
             if found is None or not self._turn.alive():
                 return
+            if found.standing.reason and not found.standing.removed:
+                # Suspended: the run rests where it stands, as its jobs do, until that is lifted.
+                self._later[ctx.tenant, ref] = ctx.now() + self.every_s
+                return
             if not self._advance(ctx, found):
                 return
 
@@ -154,7 +159,7 @@ class FlowLoop:
             if turn is None or turns.over(turn.body):
                 return None
             flow = tx.need(Ref.parse(turn.body["flow"]))
-            return Found(turn, flow, turns.plan_in(flow), barred(tx, turn))
+            return Found(turn, flow, turns.plan_in(flow), job_standing(tx, turn))
 
     def _advance(self, ctx: Context, found: Found) -> bool:
         """One look; True when there may be more to do at once."""
@@ -172,7 +177,7 @@ class FlowLoop:
         asked, here = self._behalf(ctx, old)
         try:
             with self._ledger.write(asked) as tx:
-                body = {**old.body, "steps": _copied(old.body), "cancel": old.body["cancel"] or found.barred}
+                body = {**old.body, "steps": _copied(old.body), "cancel": old.body["cancel"] or found.standing.reason}
                 case = Case(tx, here, old, found.flow, found.plan, body, ctx.now())
                 label = taken_in(self._ledger, case)
                 more = self._move(ctx, case, most, bad)
@@ -182,7 +187,7 @@ class FlowLoop:
         except (Stale, Unavailable):
             raise
         except FalajError as error:
-            if most > 1 or bad:
+            if most > 1 or bad or isinstance(error, QuotaExceeded):  # a cap on waiting jobs: the step is tried later
                 raise
             return self._write(ctx, found, 1, str(error))
         self._note(old, body, found.plan, ctx.now())

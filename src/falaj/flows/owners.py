@@ -10,7 +10,8 @@ from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
 from falaj.govern.keys import Keyring
-from falaj.jobs.attempts import at_work, barred, submitter_of
+from falaj.jobs.attempts import at_work
+from falaj.jobs.standing import barred, submitter_of
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 

@@ -211,7 +211,7 @@ class Runs:
                 raise Conflict(f"{turn.bare} is {old.body['state']}", "only what failed or was cancelled goes on", turn)
             return self._save(ctx, tx, old, turns.again(old.body), "flows.retry")
 
-    @verb(writes=("turn",))
+    @verb(writes=("turn",), group="control")
     def cancel(
         self, ctx: Context, turn: Annotated[Ref, "which run"], reason: Annotated[str, "why, for the record"] = ""
     ) -> RunView:

@@ -17,7 +17,7 @@ from falaj.serve import books
 if TYPE_CHECKING:
     from falaj.platform import House
 
-LOOK_S = 0.5
+CHECK_EVERY_S = 10.0  # looks for the first endpoint this often where no commit announces it
 AGAIN_S, MOST_AGAIN_S, WELL_S = 0.5, 30.0, 60.0
 END_S = 35.0
 _log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class Keeper(threading.Thread):
         self._house, self._flags = house, tuple(flags)
         self._ending = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
+        self._endpoints_changed = threading.Event()
 
     @property
     def pid(self) -> int:
@@ -40,8 +41,10 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         """Wait for the first endpoint; keep a gateway from then on."""
         failures = 0
+        self._house.ledger.on_commit(self._endpoints_changed.set, (books.ENDPOINT,))
         while not self._ending.is_set() and not self._wanted():
-            self._ending.wait(LOOK_S)
+            self._endpoints_changed.wait(CHECK_EVERY_S)
+            self._endpoints_changed.clear()
         while not self._ending.is_set():
             began = time.monotonic()
             code = self._once()
@@ -54,6 +57,7 @@ class Keeper(threading.Thread):
     def leave(self) -> None:
         """Tell the gateway to go, and do not wait for it."""
         self._ending.set()
+        self._endpoints_changed.set()
         child = self._child
         if child is not None and child.poll() is None:
             child.terminate()
@@ -71,6 +75,8 @@ class Keeper(threading.Thread):
             self.join(END_S)
 
     def _wanted(self) -> bool:
+        if self._house.fence.is_up:
+            return False
         ctx = self._house.system()
         try:
             for tenant in tenants(self._house.ledger):

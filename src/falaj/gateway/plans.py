@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from falaj.asof.space_keys import seal_keys
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 from falaj.gateway.link import Link
@@ -44,7 +45,7 @@ class Plans:
             return
         at, plan = self._told.get((route.tenant, route.ref, revision), (0.0, {}))
         if time.monotonic() - at < EVERY_S:
-            link.tell({"features": plan})
+            link.tell(plan)
         else:
             self._ask(route, revision, lambda: [link])
 
@@ -62,7 +63,7 @@ class Plans:
     def _asked(self, route: Route, revision: int, links: Callable[[], list[Link]]) -> None:
         """In a thread."""
         try:
-            plan = self._plan(route, revision)
+            plan = self._control_message(route, revision)
         except FalajError as error:
             fields = {"endpoint": str(route.ref), "revision": revision, "why": error.message}
             _log.warning("a plan for features was not got", extra=fields)
@@ -79,9 +80,10 @@ class Plans:
         self._told[key] = (time.monotonic(), plan)
         self.barred.pop(key, None)
         for link in links():
-            link.tell({"features": plan})
+            link.tell(plan)
 
-    def _plan(self, route: Route, revision: int) -> dict[str, Any]:
+    def _control_message(self, route: Route, revision: int) -> dict[str, Any]:
+        """What a replica is told: the plan, and the keys of its spaces sealed for the endpoint's replicas."""
         ctx = replace(self._house.system(), tenant=route.tenant)
         with self._house.ledger.read(ctx) as tx:
             record = tx.key(books.endpoint_key(route.tenant, route.ref))
@@ -91,5 +93,6 @@ class Plans:
             kept = found[0]
             actor = at_work(tx, replace(record, body={**record.body, "who": kept["who"]}))
         here = Platform(self._house, actor, kept["who"]["purpose"])
-        opening = here.features.open(Ref.parse(kept["features"]), model=Ref.parse(kept["model"]))
-        return dict(to_plain(opening.plan))
+        service, model = Ref.parse(kept["features"]), Ref.parse(kept["model"])
+        opening, keys = here.features.open(service, model=model), here.features.unlock(service, model=model)
+        return {"features": to_plain(opening.plan), "online_keys": seal_keys(route.key, keys.spaces)}

@@ -152,13 +152,15 @@ class Gateway:
 
     async def _open(self) -> None:
         at, scheme, budget = self._http_at, "https" if self._tls.cert else "http", self.doors.budget
-        http = await _listening(serve_http(self.doors, at.host, at.port, ssl=self._context(), budget=budget), at)
+        opening = serve_http(self.doors, at.host, at.port, ssl=self._context(), budget=budget)
+        http = await _listening(opening, at, "gateway")
         self._doors.append(http)
         url = f"{scheme}://{_named(at, http.address[1])}"
         grpc_url = ""
         if self._grpc_at is not None:
             at = self._grpc_at
-            grpc = await _listening(serve_h2(self.doors, at.host, at.port, ssl=self._context(), budget=budget), at)
+            grpc_opening = serve_h2(self.doors, at.host, at.port, ssl=self._context(), budget=budget)
+            grpc = await _listening(grpc_opening, at, "gateway_grpc")
             self._doors.append(grpc)
             grpc_url = _named(at, grpc.address[1])
         self.addresses = serve.Doors(self._house.settings.gateway_url.rstrip("/") or url, grpc_url)
@@ -303,11 +305,13 @@ def _named(address: Address, port: int) -> str:
     return Address(host, port).named(host)
 
 
-async def _listening(opening: Any, address: Address) -> Any:
+async def _listening(opening: Any, address: Address, setting: str) -> Any:
+    """The server that `opening` gives; `setting` names where its address comes from."""
     try:
         return await opening
     except OSError as error:
         raise Unavailable(
-            f"{address.host}:{address.port} cannot be listened on: {error.strerror}",
-            "stop what uses it, or choose another address",
+            f"the gateway cannot listen on {address.host}:{address.port}: {error.strerror}",
+            f"choose another address with the setting {setting} (FALAJ_{setting.upper()}), 127.0.0.1:0 takes any free "
+            "port; or stop what uses this one",
         ) from error

@@ -4,10 +4,10 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.data import dataclass
@@ -34,6 +34,7 @@ _ALIEN = r"oidc\.[A-Za-z0-9][A-Za-z0-9._-]{0,100}"
 PROVIDERS_PEOPLE = "oidc."
 """How the names of people begin whom only the identity provider knows."""
 _RESERVED = (PROVIDERS_PEOPLE, "os-", "run.", "guest", "house")
+_ReadBody = Callable[[Key], Mapping[str, Any] | None]
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -47,6 +48,15 @@ class Grant:
     peer: str = ""
     limits: Mapping[str, Any] | None = None
     """Roles, projects and jurisdiction that the token never exceeds, even if its account is given more later."""
+
+
+class AccountStanding(NamedTuple):
+    """Whether an actor may act at this moment, as its tenant and its account (and the one it acts for) say."""
+
+    tenant_active: bool
+    account_active: bool
+    confirmed: bool
+    """Somebody but its maker confirmed who holds the account (`role_confirmation`): no account waits for that."""
 
 
 class Accounts:
@@ -75,7 +85,7 @@ class Accounts:
         callers that keep the answer themselves.
         """
         read = self._kept.anew if reread else self._kept.get
-        if not all(self.standing(actor, reread=reread)):
+        if not all(self.standing(actor, reread=reread)[:2]):
             raise Unauthenticated("the account or its tenant is suspended or gone", "ask your administrator")
         if actor.credential:
             token, person = read(token_key(actor.credential)), read(person_key(actor.tenant, actor.id))
@@ -93,21 +103,22 @@ class Accounts:
                 actor = replace(actor, roles=actor.roles & set(limit["roles"]), projects=projects)
         return actor
 
-    def standing(self, actor: Actor, *, reread: bool = False) -> tuple[bool, bool]:
-        """(the tenant is active, the account is active), for the guard. An unknown tenant is not active."""
+    def standing(self, actor: Actor, *, reread: bool = False) -> AccountStanding:
+        """The standing of an actor, for the guard. An unknown tenant is not active."""
         read = self._kept.anew if reread else self._kept.get
         tenant = read(tenant_key(actor.tenant)) if actor.tenant != HOUSE else {}
         names = _accounts_of(actor.id, actor.behalf)
-        bodies = [read(person_key(actor.tenant, name)) or {} for name in names]
-        gone = any(body.get("suspended") or body.get("removed") for body in bodies)
-        return tenant is not None and not tenant.get("suspended"), not gone
+        bodies = {name: read(person_key(actor.tenant, name)) for name in names}
+        gone = any(body.get("suspended") or body.get("removed") for body in bodies.values() if body)
+        confirmed = all(_is_confirmed(name, body, actor.makers, read) for name, body in bodies.items() if body)
+        return AccountStanding(tenant is not None and not tenant.get("suspended"), not gone, confirmed)
 
     def check_active(self, actor: Actor) -> None:
         """Denied where the tenant or the account is suspended: an identity provider knows nothing of that."""
-        tenant_active, account_active = self.standing(actor, reread=True)
-        if not tenant_active:
+        standing = self.standing(actor, reread=True)
+        if not standing.tenant_active:
             raise Denied(f"the tenant {actor.tenant} is suspended or gone", "ask the people who run this installation")
-        if not account_active:
+        if not standing.account_active:
             raise Denied("the account is suspended or gone", "ask your administrator")
 
     def person_of(self, tenant: str, account: str) -> str:
@@ -225,6 +236,22 @@ class Accounts:
         return None if record is None else record.body
 
 
+def _is_confirmed(name: str, body: Mapping[str, Any], makers: tuple[str, ...], read: _ReadBody) -> bool:
+    """Whether somebody but its maker confirmed who holds an account.
+
+    An identity provider vouches for its people. A service account has no enrolment: it is as confirmed as the person
+    who made its token.
+    """
+    if name.startswith(PROVIDERS_PEOPLE):
+        return True
+    if body["kind"] == "service":
+        maker = makers[-1] if makers else ""
+        if not is_account(maker):
+            return bool(maker)
+        body = read(person_key(*maker.split("/"))) or {}
+    return bool(body.get("confirmed"))
+
+
 @lru_cache(maxsize=4096)
 def _accounts_of(*names: str) -> tuple[str, ...]:
     return tuple(name for name in names if is_name(name) or re.fullmatch(_ALIEN, name))
@@ -323,22 +350,31 @@ def lifetime_of(hours: float, renewable: float, kind: str) -> tuple[float, float
 
 
 def collect_permissions(roles: Iterable[str]) -> set[tuple[str, str]]:
-    """(family, group) of everything that these roles allow."""
-    return {(family, group) for role in roles for family, groups in MATRIX[role].items() for group in groups}
+    """(family, group) of everything that these roles allow; those limited to a project allow nothing here."""
+    rows = [MATRIX[role] for role in roles if "@" not in role]
+    return {(family, group) for row in rows for family, groups in row.items() for group in groups}
 
 
 def body_of(person: Person) -> dict[str, Any]:
     """What a record of the person holds."""
-    body = asdict(person) | {"roles": list(person.roles), "projects": list(person.projects)}
+    lists = {name: list(getattr(person, name)) for name in ("roles", "projects", "requested_roles")}
+    body = asdict(person) | lists
     return {name: value for name, value in body.items() if name not in ("name", "tokens")}
 
 
 def read_person(record: Record) -> Person:
     """The person in a record."""
     body = {name: record.body[name] for name in Person.__slots__ if name in record.body}
-    lists = {"roles": tuple(record.body["roles"]), "projects": tuple(record.body["projects"])}
+    lists = {name: tuple(record.body.get(name, ())) for name in ("roles", "projects", "requested_roles")}
     # An account from before there were codes counts as enrolled: no code may take it from the holder of its token.
     return Person(name=record.key.name, **{"enrolled": record.body["since"], **body, **lists})
+
+
+def read_signed_in(record: Record) -> Person:
+    """A person whom only the identity provider knows, with the rights of the last sign-in."""
+    body = record.body
+    at = float(body["at"])
+    return Person(record.key.name, roles=tuple(body["roles"]), projects=tuple(body["projects"]), since=at, enrolled=at)
 
 
 def read_tenant(record: Record) -> Tenant:
@@ -364,3 +400,14 @@ def _actor(token_id: str, token: Mapping[str, Any], body: Mapping[str, Any]) -> 
         credential=token_id,
         makers=tuple(token.get("makers", ())),
     )
+
+
+def find_people(tx: Reader, kind: str, prefix: str, cells: frozenset[str] | None = None) -> Iterator[Record]:
+    """Yield every record of people of one kind whose name begins with `prefix`, page by page."""
+    after = ""
+    while True:
+        page = tx.find(kind, project=PROJECT, prefix=prefix, cells=cells, after=after, limit=1000)
+        yield from page.records
+        after = page.next
+        if not after:
+            return

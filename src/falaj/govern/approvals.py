@@ -15,7 +15,10 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.officer_notices import OfficerNotices, mark_answered
 from falaj.govern.records import Approval, ApprovalState, Standing, Voice
+from falaj.govern.supporting_documents import SupportingDocuments
+from falaj.store.blobs import BlobStore
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record, going_on
@@ -125,14 +128,28 @@ def _missing(people: int, officers: int) -> str:
     return "it waits for " + (f"{who}, {dpo}" if who and dpo else who or dpo)
 
 
-class Approvals:
+Effect = Callable[[Context, Writer, Approval], None]
+"""What a service does in the transaction in which an approval becomes granted."""
+
+
+class Approvals(SupportingDocuments, OfficerNotices):
     """Four eyes: ask, give, refuse, over exact digests."""
 
-    def __init__(self, ledger: Ledger, person_of: Callable[[str, str], str] | None = None) -> None:
-        """`person_of(tenant, account)` gives the person behind an account, so that an author has no second voice."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        person_of: Callable[[str, str], str] | None = None,
+        blobs: BlobStore | None = None,
+    ) -> None:
+        """`person_of(tenant, account)` gives the person behind an account, so that an author has no second voice.
+
+        `blobs` keeps the bytes of supporting documents.
+        """
         self._ledger = ledger
+        self._blobs = blobs
         self._person_of = person_of
         self._watchers: tuple[Callable[[], None], ...] = ()
+        self._effects: dict[str, Effect] = {}
 
     @verb(reads=("about",), group="write")
     def ask(
@@ -157,6 +174,8 @@ class Approvals:
         """
         if not 1 <= days <= MAX_DAYS:
             raise Invalid(f"an approval of {days} days", f"1 to {MAX_DAYS} days")
+        if action in self._effects:
+            raise Invalid(f"{action} is asked for by the platform itself", "see who waits: falaj approvals list")
         with self._ledger.write(ctx) as tx:
             authors = self.persons(ctx, tx.need(about).author) if about is not None else ()
             question = Approval(
@@ -244,7 +263,8 @@ class Approvals:
         _check(question)
         # The person a run acts for is behind what it asks, and may not approve it either.
         behind = self.persons(ctx, ctx.actor.behalf) if ctx.actor.behalf else ()
-        question = replace(question, asker_makers=ctx.actor.makers, barred=(*question.barred, *behind))
+        makers = question.asker_makers or ctx.actor.makers
+        question = replace(question, asker_makers=makers, barred=(*question.barred, *behind))
         ref = approval_ref(question.action, question.digest)
         old = tx.get(ref)
         if old is not None:
@@ -307,6 +327,10 @@ class Approvals:
             runs = tx.find("run", tenant=ctx.tenant, name=account.removeprefix(OF_RUN), limit=1).records
         return (*found, *(person for run in runs for person in self.persons(ctx, run.author)))
 
+    def on_granted(self, action: str, effect: Effect) -> None:
+        """Run `effect` when an approval of this action becomes granted. Only the platform asks for such approvals."""
+        self._effects[action] = effect
+
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when what people said has changed, in this process."""
         self._watchers += (callback,)
@@ -320,6 +344,7 @@ class Approvals:
             _admit(ctx, approval, voice, ref)
             changed = replace(approval, voices=(*approval.voices, voice))
             record = tx.put(ref, to_plain(changed), rev=record.rev)
+            mark_answered(ctx, tx, ref)
             state = _state(record, ctx.now())
             tx.emit(
                 f"approvals.{says}",
@@ -329,6 +354,8 @@ class Approvals:
                 state=state.standing.state,
                 reason=reason,
             )
+            if says == "give" and state.standing.granted and approval.action in self._effects:
+                self._effects[approval.action](ctx, tx, changed)
             self._tell_after(tx)
         return state
 

@@ -19,7 +19,7 @@ from falaj.store.ledger import Ledger, Reader
 from falaj.store.objects import DELETING, Object, objects_after, wholes_of
 from falaj.store.records import Record
 
-HOLDERS = ("blob", "dataset", "model", "code", "artifact")
+HOLDERS = ("blob", "dataset", "model", "code", "artifact", "document")
 """Kinds of records that keep bytes alive."""
 OBJECTS = "object"
 _PAGE = 1000

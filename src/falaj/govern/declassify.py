@@ -5,7 +5,6 @@ The old version keeps its label and its place for ever; the new one says that it
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.govern.approvals import ROLES, Approvals
 from falaj.govern.records import Approval, Declassification
+from falaj.govern.supporting_documents import find_document
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Writer
 from falaj.store.records import Record
@@ -35,8 +35,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "model": ("membership-inference", "report"),
     "mislabelled": ("report",),
 }
-"""Each method with the evidence it owes. `report` is a document, by digest."""
-_DOCUMENT = r"(sha256|b3):[0-9a-f]{64}"
+"""Each method with the evidence it owes. `report` is a stored document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,8 @@ def request(ctx: Context, tx: Writer, approvals: Approvals, wish: Wish) -> Decla
         reason=wish.reason,
     )
     _check(asked, record)
+    report = find_document(tx, "report", asked.evidence["report"])
+    asked = replace(asked, evidence={**asked.evidence, "report": str(report.body["sha256"])})
     ref = Ref(KIND, "zones", asked.id)
     # The request speaks of the thing, so it lies where the thing may lie.
     kept = replace(record.label, holds=frozenset(), min_retain_s=0, max_retain_s=None, purposes=Label().purposes)
@@ -105,6 +106,7 @@ def request(ctx: Context, tx: Writer, approvals: Approvals, wish: Wish) -> Decla
         asked=ctx.now(),
         expires=ctx.now() + LIFE_S,
         about=str(written.ref),
+        documents={"report": str(report.ref.bare)},
     )
     approvals.propose(ctx, tx, question)
     return asked
@@ -142,8 +144,6 @@ def _check(asked: Declassification, record: Record) -> None:
     missing = [name for name in owed if not asked.evidence.get(name, "").strip()]
     if missing:
         raise Invalid(f"the method {asked.method} owes evidence: {', '.join(missing)}", f"--evidence {missing[0]}=…")
-    if not re.fullmatch(_DOCUMENT, asked.evidence["report"]):
-        raise Invalid("the report is not named by a digest", "sha256:… or b3:… with 64 hex digits")
     lowered(record.label, asked)
 
 

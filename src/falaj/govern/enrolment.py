@@ -28,6 +28,7 @@ from falaj.govern.accounts import (
     read_person,
 )
 from falaj.govern.people_records import Enrolment, Issued, Person
+from falaj.govern.role_confirmation import RoleConfirmation, await_confirmation, fingerprint_of, needs_confirmation
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.records import Record
 
@@ -40,15 +41,23 @@ _CODE = re.compile(r"fje_([0-9a-z]{16})_([A-Za-z0-9_-]{43})")
 class EnrolmentCodes:
     """Makes and redeems enrolment codes."""
 
-    def __init__(self, ledger: Ledger, accounts: Accounts) -> None:
+    def __init__(self, ledger: Ledger, accounts: Accounts, confirmation: RoleConfirmation) -> None:
         self._ledger = ledger
         self._accounts = accounts
+        self._confirmation = confirmation
 
     def issue_code(
-        self, tx: Writer, ctx: Context, tenant: str, person: Person, lifetime: tuple[float, float]
+        self,
+        tx: Writer,
+        ctx: Context,
+        tenant: str,
+        person: Person,
+        lifetime: tuple[float, float],
+        *,
+        confirmed: bool = False,
     ) -> Enrolment:
         """Make a code for the person; an older code that was not redeemed ends. `lifetime` is in hours: of the token,
-        and of its renewals."""
+        and of its renewals. `confirmed`: the account needs no confirmation when it is redeemed."""
         account = f"{tenant}/{person.name}"
         for old in tx.find("enrolment", tenant=HOUSE, terms={"person": account}, limit=1000).records:
             if not old.body["redeemed"]:
@@ -58,6 +67,7 @@ class EnrolmentCodes:
         body = {
             "tenant": tenant, "person": person.name, "hash": _digest(secret), "expires": expires,
             "hours": list(lifetime), "makers": list(makers_of(ctx.actor)), "redeemed": 0.0, "peer": "",
+            "confirmed": confirmed,
         }  # fmt: skip
         record = tx.put(_code_key(code_id), body, terms={"person": account})
         tx.emit("people.code", record.ref, tenant=tenant, person=person.name, expires=expires)
@@ -76,7 +86,24 @@ class EnrolmentCodes:
             )
         if issued is None:
             raise Unauthenticated("the enrolment code is unknown or has ended", "ask your administrator for a new one")
-        return issued
+        return issued if match is None else self._request_confirmation(ctx, issued, _code_key(match[1]))
+
+    def _request_confirmation(self, ctx: Context, issued: Issued, code: Key) -> Issued:
+        """Ask a second person to confirm an account that was just enrolled, where its roles decide or read data."""
+        with self._ledger.read(ctx) as tx:
+            record = tx.key(code)
+            body = record.body if record is not None else {}
+            tenant = str(body.get("tenant", ""))
+            account = tx.key(person_key(tenant, issued.person.name)) if tenant else None
+        person = read_person(account) if account is not None else None
+        if person is None or not needs_confirmation(person):
+            return issued
+        *makers, asker = body["makers"]
+        own = replace(ctx, actor=Actor(person.name, tenant, makers=(*makers, asker)), tenant=tenant)
+        with self._ledger.write(own) as tx:
+            state = self._confirmation.request(own, tx, person, asker, tuple(makers), ctx.peer)
+        digest = fingerprint_of(state.approval.digest)
+        return replace(issued, confirmation=str(state.ref), fingerprint=digest)
 
     def _redeem(self, tx: Writer, ctx: Context, code_id: str, secret: str) -> Issued | Record | None:
         """The token; the record of the code where it was redeemed before; None where it opens nothing."""
@@ -89,13 +116,15 @@ class EnrolmentCodes:
             tx.emit("people.enroll-again", record.ref, tenant=tenant, person=name, code_by=maker, peer=ctx.peer)
             return record
         account = tx.key(person_key(tenant, name))
-        active, _ = self._accounts.standing(Actor(name, tenant))
+        active = self._accounts.standing(Actor(name, tenant)).tenant_active
         barred = account is None or account.body.get("removed") or account.body.get("suspended") or not active
         if account is None or barred or not ctx.now() < body["expires"]:
             return None
         tx.put(record.key, {**body, "redeemed": ctx.now(), "peer": ctx.peer}, rev=record.rev)
         ended = self._accounts.end_tokens(tx, tenant, name)
         person = replace(read_person(account), enrolled=ctx.now())
+        confirmed = bool(body.get("confirmed"))
+        person = replace(person, confirmed=ctx.now()) if confirmed else await_confirmation(person)
         account = tx.put(account.key, {**account.body, **body_of(person)}, rev=account.rev)
         self._accounts.changing(tx, account.key)
         hours, renewable = body["hours"]

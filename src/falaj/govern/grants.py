@@ -14,7 +14,7 @@ from falaj.core.errors import Invalid
 from falaj.govern.records import Grant, Move, Regime
 
 MAX_LIFE_S = 366 * 86_400
-_DIGEST = r"(sha256|b3):[0-9a-f]{64}"
+_DIGEST = r"sha256:[0-9a-f]{64}"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _SCOPE = r"[a-z][a-z0-9-]{0,31}:[a-z0-9][a-z0-9._-]{0,62}/[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,127}(@v[1-9][0-9]{0,17})?"
 _OUTSIDE = "outside:"
@@ -102,11 +102,13 @@ def checked(grant: Grant, regime: Regime, now: float) -> Grant:
     if missing:
         raise Invalid(
             f"basis {basis.id} of {regime.id} ({basis.title}) demands: {', '.join(missing)}",
-            f"name each document by its digest: --documents {missing[0]}=sha256:…",
+            f"upload it (falaj approvals add-document), then --documents {missing[0]}=document:…",
         )
     for name, value in grant.documents.items():
         if not re.fullmatch(_WORD, name) or not re.fullmatch(_DIGEST, value):
-            raise Invalid(f"the document {name[:60]} is not named by a digest", "sha256:… or b3:… with 64 hex digits")
+            raise Invalid(
+                f"document {name[:60]}: expected the digest of a stored document", "falaj approvals add-document"
+            )
     if not re.fullmatch(_SCOPE, grant.scope):
         raise Invalid(f"{grant.scope!r:.200} selects nothing", "kind:project/name, where the name may hold * and ?")
     if not grant.purposes or not all(re.fullmatch(_WORD, purpose) for purpose in grant.purposes):

@@ -21,10 +21,12 @@ from falaj.core.ref import Ref
 from falaj.core.stream import Stream
 from falaj.core.verb import Verb
 from falaj.core.withhold import Withheld
+from falaj.govern.accounts import AccountStanding
 from falaj.govern.grants import outside_of
 from falaj.govern.place import OUTWARD
-from falaj.govern.policy import Authorizer, Facts
+from falaj.govern.policy import NO_PERMIT, Authorizer, Facts
 from falaj.govern.records import Verdict
+from falaj.govern.roles import family_of
 from falaj.govern.things import Thing, desk_ref, desk_thing, label_of, missing, things_of
 from falaj.govern.viewing import Residency, Viewing
 from falaj.store.codec import from_json, to_json, to_stable_json
@@ -62,10 +64,10 @@ class Guard:
         authorizer: Authorizer,
         residency: Residency,
         permits: PermitDesk,
-        standing: Callable[[Actor], tuple[bool, bool]],
+        standing: Callable[[Actor], AccountStanding],
         step_up: bool = False,
     ) -> None:
-        """`standing` says whether an actor's tenant and the actor are active; `step_up` demands a second factor."""
+        """`standing` reads whether an actor's tenant and account may act; `step_up` demands a second factor."""
         self._ledger = ledger
         self._authorizer = authorizer
         self._residency = residency
@@ -205,8 +207,9 @@ class Guard:
             ctx = ctx.meaning(purpose, label)
         decision: Decision | None = None
         for thing in things or (desk_thing(action.partition(".")[0], ctx.zone),):
-            decision = self._ask(action, ctx, thing, self._movement(verb, ctx, thing, into))
-            if verb.group == "write" and verb.writes and not thing.written:
+            is_input = verb.group == "write" and bool(verb.writes) and not thing.written
+            decision = self._ask(action, ctx, thing, self._movement(verb, ctx, thing, into), is_input=is_input)
+            if is_input:
                 self._viewing.check_use(action, ctx, thing)
         if carried is not None:
             self._viewing.check_workload(action, verb, ctx, things, carried)
@@ -224,7 +227,7 @@ class Guard:
         """place() about the movement this verb means for this thing: bytes copied, written, or shown."""
         if verb.group == "move" and verb.into:
             move = thing.move(ctx, "copy", into)
-        elif thing.written and verb.group != "erase":
+        elif thing.written and verb.group not in ("erase", "control"):
             move = thing.move(ctx, "write", into)
         elif verb.group in ("read", "move"):
             move = thing.move(ctx, "view", "", ctx.actor.jurisdiction)
@@ -232,11 +235,19 @@ class Guard:
             return None
         return self._residency.verdict(move, ctx.now())
 
-    def _ask(self, action: str, ctx: Context, thing: Thing, verdict: Verdict | None) -> Decision:
-        """Cedar's answer, with what place() said as one of its facts. Who may not see a thing hears there is none."""
+    def _ask(
+        self, action: str, ctx: Context, thing: Thing, verdict: Verdict | None, *, is_input: bool = False
+    ) -> Decision:
+        """Cedar's answer, with what place() said as one of its facts. Who may not see a thing hears there is none.
+
+        Who may read a piece of work, and is forbidden nothing about it, may make something of it where they may write.
+        """
         facts = self._known(ctx, thing, placed=verdict is None or verdict.allowed)
         cell = thing.cell(ctx.label)
         decision = self._authorizer.decide(ctx.actor, action, cell, facts)
+        if is_input and facts.placed and decision.rules == NO_PERMIT and family_of(cell.kind) == "work":
+            reading = self._viewing.decide_reading(action, ctx, thing)
+            decision = reading if reading.allowed else decision
         if decision.allowed:
             return replace(decision, obligations=verdict.obligations) if verdict and verdict.obligations else decision
         anywhere = replace(facts, placed=True)
@@ -251,9 +262,9 @@ class Guard:
         raise _Refused(decision, why, missing(thing.asked) if hidden else why)
 
     def _known(self, ctx: Context, thing: Thing | None, *, placed: bool) -> Facts:
-        tenant_active, actor_active = self._standing(ctx.actor)
+        standing = self._standing(ctx.actor)
         author = thing is not None and thing.record is not None and thing.record.author == ctx.actor.id
-        return _facts(ctx.tenant, placed, tenant_active, actor_active, author, self._step_up, ctx.purpose)
+        return _facts(ctx.tenant, placed, *standing, author, self._step_up, ctx.purpose)
 
     def _permit(self, action: str, ctx: Context, things: Sequence[Thing], wanted: tuple[str, str, str]) -> Permit:
         """A permit about a thing the call declared, and no other; place() is asked about exactly this movement."""
@@ -262,6 +273,8 @@ class Guard:
         if thing is None:
             raise Denied(f"this call never named {name}", "declare it in the verb's reads or writes", name)
         move = thing.move(ctx, op, "", outside_of(to)) if op in OUTWARD else thing.move(ctx, op, to)
+        if op == "delete" and thing.record is not None:
+            move = replace(move, facts=self._residency.read_duty_facts(ctx, thing.record))
         verdict = self._residency.verdict(move, ctx.now())
         if not verdict.allowed:
             facts = self._known(ctx, thing, placed=False)

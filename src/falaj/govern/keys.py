@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from falaj.asof.space_keys import SpaceKeys, derive_hash_key, derive_space_key
 from falaj.core.context import HOUSE, Context
 from falaj.core.ports import Key, Secrets
 from falaj.govern.keytable import FRESH_S, PROJECT, KeyTable, Slot
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 LANES = 4096
 OPENERS = 8192
+ONLINE_SETTLE_S = 120.0
+"""Seconds between a new version of the key of the online store and its first use: longer than any reader beside the
+platform goes without asking for keys."""
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 Where = tuple[str, str, str]
 
@@ -104,6 +108,19 @@ class Keyring:
     def name_key(self, tenant: str, zone: str) -> bytes:
         """The pepper of storage names: who runs the store learns no digest from a name."""
         return self.table.newest(Slot(tenant, zone, "name"))[1]
+
+    def online_keys(self, tenant: str, space: str) -> SpaceKeys:
+        """The keys that encrypt one space of the tenant's online store, and the key that hashes its entity keys."""
+        slot = Slot(tenant, self.table.home, "online")
+        sealing = self.table.settled_version(slot, ONLINE_SETTLE_S)
+        held = self.table.held(slot)
+        by_version = {
+            version: derive_space_key(self.table.version(slot, version), space)
+            for version in held.wrapped
+            if version >= held.least
+        }
+        hash_key = derive_hash_key(self.name_key(tenant, self.table.home), space)
+        return SpaceKeys(by_version, sealing, held.least, hash_key)
 
     # signing keys
 

@@ -1,6 +1,6 @@
 """The table of keys: where each key of the hierarchy is recorded, how it is made once, found, unwrapped and remembered.
 
-    root (Secrets port) -> zone -> tenant in zone -> meta, secret, log, model, name, pepper, subject
+    root (Secrets port) -> zone -> tenant in zone -> meta, secret, log, model, name, pepper, subject, online
                         -> token, permit (of the installation)
 
 A key is a record of kind `key` whose body holds every version, each wrapped by the key above it. What is unwrapped
@@ -76,12 +76,13 @@ class Slot:
 class Held:
     """One key in memory: its versions wrapped, and those unwrapped that were needed."""
 
-    __slots__ = ("aeads", "least", "newest", "open", "rev", "slot", "until", "wrapped")
+    __slots__ = ("aeads", "least", "made_at", "newest", "open", "rev", "slot", "until", "wrapped")
 
     def __init__(self, slot: Slot, record: Record, until: float) -> None:
         try:
             self.wrapped = {int(version): str(text) for version, text in record.body["versions"].items()}
             self.newest, self.least = int(record.body["current"]), int(record.body["min"])
+            self.made_at = {int(version): float(at) for version, at in record.body["made"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"the record of key {slot.key.name} cannot be read", "restore it from a backup") from error
         self.slot, self.rev, self.until = slot, record.rev, until
@@ -205,6 +206,13 @@ class KeyTable:
             return self.secrets.unwrap(self.root, root_wrapped(text), slot.aad(version))
         _, parent = self.aead(slot.parent, wrapped_version(text))
         return unwrap(parent, text, slot.aad(version))
+
+    def settled_version(self, slot: Slot, after_s: float) -> int:
+        """The newest version that every holder of keys has known for `after_s` seconds, or the only one there is."""
+        held = self.held(slot)
+        latest = self._now() - after_s
+        versions = [version for version in held.wrapped if version >= held.least]
+        return max((version for version in versions if held.made_at.get(version, 0.0) <= latest), default=min(versions))
 
     def grow(self, tx: Writer, slot: Slot) -> Record:
         """Add a version that encrypts from the end of this transaction on; the older ones still decrypt."""

@@ -14,6 +14,13 @@ from falaj.core.errors import Denied, Invalid, NotFound, Unavailable
 from falaj.core.jose import refused
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.account_rules import (
+    check_service_account,
+    check_token_maker,
+    owns_folder,
+    plan_role_change,
+    require_system_tenant,
+)
 from falaj.govern.accounts import (
     OWNER,
     PERSON_HOURS,
@@ -24,7 +31,7 @@ from falaj.govern.accounts import (
     Grant,
     body_of,
     checked_name,
-    collect_permissions,
+    find_people,
     is_account,
     is_name,
     lifetime_of,
@@ -32,6 +39,7 @@ from falaj.govern.accounts import (
     person_key,
     projects_of,
     read_person,
+    read_signed_in,
     read_tenant,
     roles_of,
     stop_key,
@@ -42,6 +50,7 @@ from falaj.govern.approvals import DAY_S, Approvals
 from falaj.govern.enrolment import EnrolmentCodes
 from falaj.govern.people_records import Caller, Enrolment, Exchanged, Issued, Person, Tenant, Trust, Workload
 from falaj.govern.records import Approval, ApprovalState
+from falaj.govern.role_confirmation import DECIDING_ROLES, RoleConfirmation, needs_confirmation, split_roles
 from falaj.govern.tokens import WORK_ROLES, WorkloadTokens
 from falaj.store.codec import to_stable_json
 from falaj.store.ledger import Ledger, Writer
@@ -49,12 +58,10 @@ from falaj.store.ledger import Ledger, Writer
 GUEST = Actor("guest", HOUSE, kind="guest")
 """Who calls `exchange` before anybody knows them. The edge gives this actor to no other call."""
 _EXCHANGE_S = 900.0
-RESET, TRUST = "people.reset", "people.trust"
+PERSON_LIFETIME = PERSON_HOURS, PERSON_RENEWABLE
+RESET, TRUST, APPOINT = "people.reset", "people.trust", "people.appoint-officer"
 SECOND_DAYS = 3
-SECOND_ROLES = ("security-officer", "approver", "dpo")
-"""Who may agree that an enrolled account gets a new code, or that a build system is trusted."""
-DATA_FAMILIES, DATA_GROUPS = ("work", "secrets", "privacy"), ("read", "write", "move", "erase", "operate")
-"""Permissions over data. The maker of a service account's token must hold those that the account has."""
+OFFICER = "security-officer"
 
 
 class Issuer(Protocol):
@@ -73,6 +80,7 @@ class People:
         tokens: WorkloadTokens | None = None,
         open_issuer: Callable[[str], Issuer] | None = None,
         approvals: Approvals | None = None,
+        confirmation: RoleConfirmation | None = None,
     ) -> None:
         self._ledger = ledger
         self._accounts = accounts
@@ -80,7 +88,8 @@ class People:
         self._open_issuer = open_issuer
         self._issuers: dict[str, Issuer] = {}
         self._approvals = approvals or Approvals(ledger, accounts.person_of)
-        self._codes = EnrolmentCodes(ledger, accounts)
+        self._confirmation = confirmation or RoleConfirmation(accounts, self._approvals)
+        self._codes = EnrolmentCodes(ledger, accounts, self._confirmation)
 
     # Tenants.
 
@@ -97,12 +106,66 @@ class People:
         Example:
             falaj people add-tenant bank --admin fatima --title "First Bank"
         """
-        _only_house(ctx)
+        require_system_tenant(ctx)
         with self._ledger.write(ctx) as tx:
             self._accounts.make_tenant(tx, ctx, name, title)
             person = Person(checked_name(admin), roles=("tenant-admin",), since=ctx.now())
             self._accounts.admit(tx, name, person)
-            return self._codes.issue_code(tx, ctx, name, person, (PERSON_HOURS, PERSON_RENEWABLE))
+            return self._codes.issue_code(tx, ctx, name, person, PERSON_LIFETIME)
+
+    @verb(group="govern", once=True)
+    def appoint_officer(
+        self,
+        ctx: Context,
+        tenant: Annotated[str, "the tenant"],
+        name: Annotated[str, "the name of its security officer"],
+        reason: Annotated[str, "why, for the person who approves a later appointment"] = "",
+    ) -> Enrolment:
+        """Give a tenant its security officer, who confirms its approvers. The enrolment code is shown this once.
+
+        The first appointment of a tenant needs nobody else. A later one needs a second person of this installation: the
+        first call asks for the approval, the next one after it was given shows the code.
+
+        Example:
+            falaj people appoint-officer bank samir
+        """
+        require_system_tenant(ctx)
+        if tenant == HOUSE:
+            raise Denied(
+                f"the security officer of {HOUSE} is made at the first start",
+                "the owner of the server's folder gives a new code: falaj --at FOLDER people reset officer",
+            )
+        with self._ledger.write(ctx) as tx:
+            record = tx.need(Ref("tenant", HOUSE, tenant), HOUSE)
+            appointed = int(record.body.get("officers", 0))
+            if appointed:
+                why = reason or f"{ctx.actor.id} appoints {name} as a security officer of {tenant}"
+                state = self._ask_second_person(ctx, tx, APPOINT, (f"{tenant}/{name}", str(appointed)), why)
+                if not state.standing.granted:
+                    return Enrolment(Ref("person", PROJECT, name), "waiting", approval=str(state.ref))
+            tx.put(record.key, {**record.body, "officers": appointed + 1}, rev=record.rev)
+            self._accounts.changing(tx, record.key)
+            tx.emit(APPOINT, record.ref, tenant=tenant, person=name)
+            return self._codes.issue_code(
+                tx, ctx, tenant, self._officer(tx, ctx, tenant, name), PERSON_LIFETIME, confirmed=True
+            )
+
+    def _officer(self, tx: Writer, ctx: Context, tenant: str, name: str) -> Person:
+        """The account of a security officer: a new one, or the one that held the office before."""
+        record = tx.key(person_key(tenant, checked_name(name)))
+        if record is not None and not record.body.get("removed") and OFFICER in record.body["roles"]:
+            return read_person(record)
+        person = Person(name, roles=(OFFICER,), since=ctx.now())
+        self._accounts.admit(tx, tenant, person)
+        return person
+
+    def appoint_first_officer(self, ctx: Context, name: str = "officer") -> str:
+        """At first start: the enrolment code of the installation's own security officer; empty where there was one."""
+        with self._ledger.write(ctx) as tx:
+            if tx.key(person_key(HOUSE, name)) is not None:
+                return ""
+            person = self._officer(tx, ctx, HOUSE, name)
+            return self._codes.issue_code(tx, ctx, HOUSE, person, PERSON_LIFETIME, confirmed=True).code
 
     @verb(group="govern")
     def suspend_tenant(self, ctx: Context, name: Annotated[str, "the tenant"]) -> Tenant:
@@ -111,7 +174,7 @@ class People:
         Example:
             falaj people suspend-tenant bank
         """
-        _only_house(ctx)
+        require_system_tenant(ctx)
         return self._accounts.mark_tenant(ctx, name, suspended=True)
 
     @verb(group="govern")
@@ -121,7 +184,7 @@ class People:
         Example:
             falaj people resume-tenant bank
         """
-        _only_house(ctx)
+        require_system_tenant(ctx)
         return self._accounts.mark_tenant(ctx, name, suspended=False)
 
     @verb(group="govern")
@@ -131,7 +194,7 @@ class People:
         Example:
             falaj people list-tenants
         """
-        _only_house(ctx)
+        require_system_tenant(ctx)
         with self._ledger.read(ctx) as tx:
             page = tx.find("tenant", tenant=HOUSE, cells=ctx.cells("tenant"), limit=1000)
         return tuple(read_tenant(record) for record in page.records)
@@ -153,6 +216,8 @@ class People:
         """Make an account. A person gets a one-time enrolment code, shown this once; a service account gets none.
 
         The person redeems the code within 72 hours: falaj login URL --code CODE, or on the console's sign-in page.
+        Labelled data, and the roles approver, dpo and security-officer, wait until a second person has confirmed who
+        enrolled: falaj approvals list --action people.confirm.
 
         Example:
             falaj people add layla --roles data-scientist --jurisdiction AE
@@ -169,24 +234,29 @@ class People:
                 "leave --subject out, or name the provider's subject: https://login.example#4711",
             )
         person = Person(checked_name(name), kind, allowed, projects_of(projects), jurisdiction, subject=subject)
-        _check_service(person)
-        lifetime = lifetime_of(hours, 0.0, kind)
+        check_service_account(person)
+        lifetime, by_owner = lifetime_of(hours, 0.0, kind), owns_folder(ctx.actor)
+        if not by_owner:
+            counting, waiting = split_roles(allowed)
+            person = replace(person, roles=counting, requested_roles=waiting)
         with self._ledger.write(ctx) as tx:
             self._accounts.admit(tx, ctx.tenant, replace(person, since=ctx.now()))
             if service:
                 return Enrolment(Ref("person", PROJECT, name), "service")
-            return self._codes.issue_code(tx, ctx, ctx.tenant, person, lifetime)
+            return self._codes.issue_code(tx, ctx, ctx.tenant, person, lifetime, confirmed=by_owner)
 
     @verb()
     def list(self, ctx: Context, prefix: Annotated[str, "only names that begin so"] = "") -> tuple[Person, ...]:
-        """The people and service accounts of your tenant.
+        """The people and service accounts of your tenant, and people of the identity provider who signed in.
 
         Example:
             falaj people list
         """
         with self._ledger.read(ctx) as tx:
-            page = tx.find("person", project=PROJECT, prefix=prefix, cells=ctx.cells("person"), limit=1000)
-        return tuple(read_person(record) for record in page.records)
+            accounts = [read_person(record) for record in find_people(tx, "person", prefix, ctx.cells("person"))]
+            signed_in = [read_signed_in(record) for record in find_people(tx, "sign-in", prefix)]
+        names = {account.name for account in accounts}
+        return (*accounts, *(person for person in signed_in if person.name not in names))
 
     @verb(reads=("who",))
     def show(self, ctx: Context, who: Annotated[Ref, "person:people/<name>"]) -> Person:
@@ -212,6 +282,8 @@ class People:
     ) -> Person:
         """Change what an account may do. Nobody changes their own.
 
+        A new role approver, dpo or security-officer counts once a second person has confirmed it: falaj approvals list.
+
         Example:
             falaj people change layla --roles data-scientist,approver
         """
@@ -219,13 +291,16 @@ class People:
             record = self._accounts.account(tx, ctx, name)
             changes: dict[str, Any] = {}
             if roles is not None:
-                changes["roles"] = sorted(roles_of(roles, record.body["kind"]))
+                changes |= plan_role_change(ctx.actor, read_person(record), roles)
             if projects is not None:
                 changes["projects"] = sorted(projects_of(projects))
             if jurisdiction is not None:
                 changes["jurisdiction"] = jurisdiction
-            _check_service(replace(read_person(record), **{**changes, "name": name}))
-            return self._accounts.mark(tx, ctx, name, "people.change", changes)
+            check_service_account(replace(read_person(record), **{**changes, "name": name}))
+            changed = self._accounts.mark(tx, ctx, name, "people.change", changes)
+            if needs_confirmation(changed):
+                self._confirmation.request(ctx, tx, changed, ctx.actor.person, ctx.actor.makers)
+            return changed
 
     @verb(group="govern")
     def suspend(self, ctx: Context, name: Annotated[str, "whose account"]) -> Person:
@@ -311,7 +386,7 @@ class People:
             if name.startswith(PROVIDERS_PEOPLE):
                 # `suspend` leaves such a record, which was never enrolled: no code may make it a local account.
                 raise Denied(f"{name} is a person of the identity provider", "they sign in there: falaj login")
-            if person.enrolled and not _is_owner(ctx.actor):
+            if person.enrolled and not owns_folder(ctx.actor):
                 why = reason or f"{ctx.actor.id} asks for a new enrolment code for {name}"
                 number = str(record.body.get("resets", 0))  # so that each approval is good for one code
                 state = self._ask_second_person(ctx, tx, RESET, (name, number), why)
@@ -321,7 +396,8 @@ class People:
             record = tx.put(record.key, {**record.body, "resets": resets}, rev=record.rev)
             self._accounts.changing(tx, record.key)
             tx.emit(RESET, record.ref, person=name, resets=resets)
-            return self._codes.issue_code(tx, ctx, ctx.tenant, person, (PERSON_HOURS, PERSON_RENEWABLE))
+            by_owner = owns_folder(ctx.actor)
+            return self._codes.issue_code(tx, ctx, ctx.tenant, person, PERSON_LIFETIME, confirmed=by_owner)
 
     def _ask_second_person(
         self, ctx: Context, tx: Writer, action: str, subject: tuple[str, ...], reason: str
@@ -333,7 +409,7 @@ class People:
             digest=f"sha256:{hashlib.sha256(named.encode()).hexdigest()}",
             needs=1,
             dpo=0,
-            roles=SECOND_ROLES,
+            roles=DECIDING_ROLES,
             asker=ctx.actor.person,
             barred=(ctx.actor.id, subject[0], self._accounts.person_of(ctx.tenant, subject[0])),
             reason=reason,
@@ -362,7 +438,7 @@ class People:
                     f"{name} is a person: only they can get a token of theirs",
                     f"they renew it themselves; for a lost one: falaj people reset {name}",
                 )
-            _check_minter(ctx.actor, person)
+            check_token_maker(ctx.actor, person)
             limits = {"roles": person.roles, "projects": person.projects, "jurisdiction": person.jurisdiction}
             grant = Grant(*lifetime_of(hours, renewable, "service"), makers=makers_of(ctx.actor), limits=limits)
             return self._accounts.issue(tx, ctx, ctx.tenant, person, grant)
@@ -440,7 +516,7 @@ class People:
         projects = projects_of(what.projects)
         kept = replace(what, name=checked_name(name), projects=projects, state="trusted", approval="")
         with self._ledger.write(ctx) as tx:
-            if not _is_owner(ctx.actor):
+            if not owns_folder(ctx.actor):
                 rule = to_stable_json(asdict(kept)).decode()
                 reason = f"trust {kept.subject} of {kept.issuer} with the roles {', '.join(kept.roles)}"
                 state = self._ask_second_person(ctx, tx, TRUST, (name, rule), reason[:500])
@@ -517,43 +593,3 @@ class People:
             raise Unavailable("this house cannot check foreign tokens", "install its OpenID Connect backend")
         issuer = self._issuers.get(url)
         return issuer or self._issuers.setdefault(url, self._open_issuer(url))
-
-
-def _only_house(ctx: Context) -> None:
-    if ctx.tenant != HOUSE or ctx.actor.tenant != HOUSE:
-        raise Denied("only the people who run this installation may do this", "ask them")
-
-
-def _is_owner(actor: Actor) -> bool:
-    """True for the owner of an embedded folder, who holds its keys and needs no second person."""
-    return actor.owns_folder and actor.kind == "person"
-
-
-def _check_service(account: Person) -> None:
-    """Invalid for a service account that could touch the data of every project."""
-    data = collect_permissions(account.roles) & {(family, group) for family in DATA_FAMILIES for group in DATA_GROUPS}
-    if account.kind == "service" and "*" in account.projects and data:
-        raise Invalid(
-            f"a service account with the role {', '.join(account.roles)} belongs to named projects; got every project",
-            "name them: --projects fraud",
-        )
-
-
-def _check_minter(actor: Actor, account: Person) -> None:
-    """Denied for an actor to whom the account's token would give more than their own roles do."""
-    if actor.kind != "person" or actor.behalf:
-        raise Denied("only a person makes tokens of service accounts", "a service renews its own: falaj people renew")
-    own, needed = collect_permissions(actor.roles), collect_permissions(account.roles)
-    if ("people", "govern") in own:
-        needed = {right for right in needed if right[0] in DATA_FAMILIES and right[1] in DATA_GROUPS}
-    needed = {right for right in needed if right[1] != "see"}
-    missing = sorted(f"{group} ({family})" for family, group in needed - own)
-    if not missing and "*" not in actor.projects:
-        missing = sorted(f"project {project}" for project in set(account.projects) - actor.projects)
-    if not missing and account.jurisdiction not in ("", actor.jurisdiction):
-        missing = [f"jurisdiction {account.jurisdiction}"]
-    if missing:
-        raise Denied(
-            f"a token of {account.name} has rights that you do not have: {', '.join(missing)}",
-            "a person of its project who holds them makes the token",
-        )

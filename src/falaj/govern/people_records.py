@@ -32,6 +32,10 @@ class Person:
     since: float = 0.0
     enrolled: float = 0.0
     """When the person redeemed the enrolment code; 0 before that, and for service accounts."""
+    confirmed: float = 0.0
+    """When somebody but the maker of the account confirmed who enrolled; 0 before that. Labelled data waits for it."""
+    requested_roles: tuple[str, ...] = ()
+    """Deciding roles that count once a second person has confirmed who holds the account."""
     tokens: tuple[str, ...] = ()
     """Ids of tokens that still live."""
 
@@ -60,6 +64,10 @@ class Issued:
     expires: float
     renewable_until: float = 0.0
     """No renewal of this token lives longer than this."""
+    confirmation: str = ""
+    """The approval that the person's deciding roles wait for; empty where none waits."""
+    fingerprint: str = ""
+    """What the person tells whoever confirms, so that both speak of the same enrolment."""
 
 
 @dataclass(frozen=True, slots=True)

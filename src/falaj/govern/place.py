@@ -12,7 +12,7 @@ Every rule must pass and every rule that fails is reported, by an id that does n
     purpose                        the label does not allow this purpose
     restricted                     it may be kept and nothing else
     obligation:O                   a grant demands O, and this path cannot do it
-    hold, min-retain, retain-copy  it must not be deleted (yet)
+    hold, min-retain, retain-copy, breach  it must not be deleted (yet): duties.py
 
 Encryption is not looked at: encrypted abroad is still abroad. Each regime of a label is judged by itself and all must
 pass, so one more regime never opens a door. What is unknown is denied.
@@ -20,11 +20,13 @@ pass, so one more regime never opens a door. What is unknown is denied.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from falaj.core.errors import Denied
 from falaj.core.label import CLASS_NAMES, OPEN
-from falaj.govern.grants import in_scope, misfit, near_misses, outside
-from falaj.govern.records import Grant, Move, Regime, Verdict, Zone
+from falaj.govern.duties import find_duties
+from falaj.govern.grants import misfit, near_misses, outside
+from falaj.govern.records import DutyFacts, Grant, Move, Regime, Verdict, Zone
 
 OPS = frozenset(
     {"write", "copy", "read", "view", "schedule", "serve", "egress", "replicate", "backup", "cache", "delete"}
@@ -265,29 +267,12 @@ def _use(case: _Case) -> None:
 def _delete(case: _Case) -> None:
     """Deleting moves nothing out, so a thing that lies wrongly may go; what must be kept may not."""
     move = case.move
-    where = _zone(case, move.dst or move.src)
-    if move.label.holds:
-        case.deny(
-            "hold", f"a hold stands on it: {', '.join(sorted(move.label.holds))}", "whoever set the hold lifts it"
-        )
-    _restriction(case)
-    _retention(case)
-    for grant in case.grants:
-        if where is not None and grant.src == where.id and _retains(case, grant):
-            reason = f"the grant {grant.id} lets copies go on condition that this one stays"
-            case.deny("retain-copy", reason, "revoke the grant first")
-
-
-def _retention(case: _Case) -> None:
-    move = case.move
-    if not _aged(move.since, move.label.min_retain_s, case.now):
-        _retain(case, "its label", move.label.min_retain_s, "creation")
-    for tag in move.label.regimes:
-        regime = case.regimes.get(tag)
-        if regime is None:
-            _unknown_regime(case, tag)
-        elif not _aged(move.ended if regime.retain_from == "end" else move.since, regime.min_retain_s, case.now):
-            _retain(case, regime.id, regime.min_retain_s, regime.retain_from)
+    _zone(case, move.dst or move.src)
+    facts = move.facts or DutyFacts(move.thing, move.label, move.tenant, move.since, restricted=move.restricted)
+    zones = tuple(zone for zone in (move.dst or move.src, *facts.zones) if zone)
+    facts = replace(facts, label=facts.label.join(move.label), zones=zones)
+    for duty in find_duties(facts, case.regimes, case.grants, case.now):
+        case.deny(duty.rule, duty.reason, duty.hint)
 
 
 def _restriction(case: _Case) -> None:
@@ -299,32 +284,6 @@ def _restriction(case: _Case) -> None:
 def _unknown_regime(case: _Case, tag: str) -> None:
     reason = f"no profile describes the regime {tag}"
     case.deny(f"regime-unknown:{tag}", reason, "falaj zones regimes lists the known ones")
-
-
-def _retains(case: _Case, grant: Grant) -> bool:
-    basis = case.regimes[grant.regime].bases.get(grant.basis) if grant.regime in case.regimes else None
-    keeps = basis is None or "retain_copy_in" in basis.obligations
-    return (
-        keeps
-        and not grant.revoked
-        and grant.tenant == case.move.tenant
-        and case.now < grant.expires
-        and in_scope(grant.scope, case.move.thing)
-    )
-
-
-def _retain(case: _Case, who: str, seconds: int, since: str) -> None:
-    span = f"{seconds / 31_557_600:.0f} years" if seconds >= 31_557_600 else f"{seconds / 86_400:.0f} days"
-    start = "the end of the relationship" if since == "end" else "its creation"
-    case.deny(
-        "min-retain",
-        f"{who} keeps it at least {span} from {start}, and that is not over or not known",
-        "restrict it instead of deleting it",
-    )
-
-
-def _aged(start: float, least_s: int, now: float) -> bool:
-    return least_s == 0 or (start > 0 and start + least_s <= now)
 
 
 def _everywhere(regime: Regime | None) -> bool:
@@ -354,7 +313,7 @@ def _way_out(move: Move, regime: Regime, to: str) -> str:
     named = f"basis {first.id} ({first.title})" + (f" or {others}" if others else "")
     scope = move.thing.partition("@")[0]
     way = f"--src {move.src or 'ZONE'} --dst {to} --scope '{scope}' --purposes {move.purpose or 'PURPOSE'}"
-    papers = "".join(f" --documents {name}=sha256:…" for name in first.documents)
+    papers = "".join(f" --documents {name}=document:…" for name in first.documents)
     return (
         f"a transfer grant for {regime.id} from {move.src or 'the zone it comes from'} to {to} with {named}, "
         f"approved by two people: falaj zones grant {regime.id}:{first.id} {way}{papers}"

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from falaj.core.cell import Cell
-from falaj.core.context import Actor, Decision
+from falaj.core.context import HOUSE, Actor, Decision
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
+from falaj.core.project_roles import base_role, list_projects, roles_in_project
 from falaj.govern.engine import (
     FOLDER,
     Answer,
@@ -44,7 +45,10 @@ _TYPES: Mapping[str, type] = {
     "restricted": bool,
     "classification": int,
 }
+NO_PERMIT = ("no-permit",)
+"""The rules of a decision where nothing forbids, and no role permits."""
 _SEEING = "track.show"
+VIEWER = "viewer"
 UNBOUND_DESK = "policy."
 """A tenant's own policies do not bind the policy desk itself: nobody can lock their tenant out of taking one back."""
 
@@ -60,6 +64,8 @@ class Facts:
     tenant_active: bool = False
     """Neither the caller's tenant nor the thing's is suspended."""
     actor_active: bool = False
+    actor_confirmed: bool = False
+    """Somebody but its maker confirmed who holds the account that acts (`role_confirmation`)."""
     author: bool = True
     """The person asking made the thing, or asked for what is to be approved."""
     step_up: bool = False
@@ -176,12 +182,13 @@ class Authorizer:
         return RuleSet((*self._bare.rules.values(), *added), policy_hash(self.texts.hash, dict(own)))
 
     def _decide(self, rules: RuleSet, actor: Actor, action: str, cell: Cell, facts: Facts) -> Decision:
-        frozen = freeze(actor, action, cell, facts)
         group = self.actions.get(action)
+        actor = _limited(actor, _about(cell, action), group)
+        frozen = freeze(actor, action, cell, facts)
+        cell = _about(cell, action)
         if group is None:
             answer = Answer(False, ("unknown-action",), f"nobody knows the action {action}")
             return _explain(answer, rules, "", cell, frozen)
-        cell = _about(cell, action)
         try:
             world, request = question(actor, (action, group), cell, facts)
         except (ValueError, TypeError) as error:
@@ -194,6 +201,12 @@ class Authorizer:
         group = self.actions.get(action)
         if group is None or not cells:
             return frozenset()
+        by_actor: dict[Actor, set[str]] = {}
+        for text in cells if list_projects(actor.roles) else ():
+            by_actor.setdefault(_limited(actor, Cell.decode(text), group), set()).add(text)
+        if by_actor:
+            parts = (self._filter(rules, limited, action, frozenset(own), facts) for limited, own in by_actor.items())
+            return frozenset[str]().union(*parts)
         asker, context, allowed = _asker(actor, action, group), _context(facts), set[str]()
         for held, some in _alike(rules, actor, cells).items():
             things = {
@@ -240,6 +253,20 @@ def replay(text: str, texts: Texts, own: Mapping[str, str]) -> Decision:
     return Authorizer({}, lambda tenant: own, texts).decide_afresh(actor, action, cell, facts)
 
 
+def _limited(actor: Actor, cell: Cell, group: str | None) -> Actor:
+    """The actor with the roles that count for a thing: `role@project` does in its project, and for approvals.
+
+    What belongs to no project (services, the installation) such a role lets its holder see, as a viewer does, and no
+    more.
+    """
+    if not list_projects(actor.roles):
+        return actor
+    if cell.kind in ("approvals", "approval"):
+        return replace(actor, roles=frozenset(map(base_role, actor.roles)))
+    roles = roles_in_project(actor.roles, cell.project)
+    return replace(actor, roles=roles | {VIEWER} if cell.project == HOUSE and group == "see" else roles)
+
+
 def _traits(actor: Actor, cell: Cell) -> list[Trait]:
     """What rules may begin with (`engine.Trait`), of this caller and thing."""
     return [
@@ -277,7 +304,7 @@ def _explain(answer: Answer, rules: RuleSet, group: str, cell: Cell, frozen: str
     roles = granting(group, cell.kind)
     hint = f"one of these roles may: {', '.join(roles)}" if roles else "no role may"
     reason = f"none of your roles lets you {group} here ({cell.kind})"
-    return Decision(False, ("no-permit",), rules.hash, reason, hint, facts=frozen)
+    return Decision(False, NO_PERMIT, rules.hash, reason, hint, facts=frozen)
 
 
 @lru_cache(maxsize=16384)

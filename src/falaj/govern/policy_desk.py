@@ -12,6 +12,7 @@ from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.core.verb import GROUPS, verb
+from falaj.govern.accounts import AccountStanding
 from falaj.govern.engine import Rule
 from falaj.govern.fresh import Fresh
 from falaj.govern.people_records import Explanation, PolicyText, RoleRow
@@ -32,7 +33,7 @@ class Policy:
     """The desk of rules. Guardrails and roles are the house's; a tenant may only forbid more."""
 
     def __init__(
-        self, ledger: Ledger, authorizer: Authorizer, zone: str, standing: Callable[[Actor], tuple[bool, bool]]
+        self, ledger: Ledger, authorizer: Authorizer, zone: str, standing: Callable[[Actor], AccountStanding]
     ) -> None:
         self._ledger = ledger
         self._authorizer = authorizer

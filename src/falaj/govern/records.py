@@ -7,6 +7,8 @@ from typing import ClassVar, NamedTuple
 from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
+from falaj.govern.legal_calendars import UTC_CALENDAR, Calendar
+from falaj.govern.legal_periods import Citation, Deadline, Exemption, Retention
 
 # Places: zones, regimes, grants, and the question whether a thing may go there.
 
@@ -58,17 +60,7 @@ class Basis:
     documents: tuple[str, ...] = ()
     """The documents a grant on this basis must name, each by digest."""
     obligations: tuple[str, ...] = ()
-    checked: str = "general"
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """A deadline the regime sets. `status`: verified, assumed, or pending (the rule is not issued)."""
-
-    hours: int
-    status: str
-    extend_hours: int = 0
-    note: str = ""
+    source: Citation = Citation()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +89,25 @@ class Regime:
     bases: Mapping[str, Basis] = field(default_factory=dict)
     usual: str = ""
     """The basis that hints name first."""
-    min_retain_s: int = 0
-    retain_from: str = "creation"
-    """What the least retention is counted from: creation, or end (of the relationship)."""
-    timers: Mapping[str, Timer] = field(default_factory=dict)
+    calendar: Calendar = UTC_CALENDAR
+    """Time zone, weekend and public holidays its periods are counted in; a profile names it by id."""
+    retention: Retention | None = None
+    """The shortest time its data is kept; None where the law sets none."""
+    deadlines: Mapping[str, Deadline] = field(default_factory=dict)
+    """By duty: request, breach, breach-people, grievance."""
+    exemptions: tuple[Exemption, ...] = ()
+    """Data and controllers it does not apply to; decided for each label by itself (govern/applicability.py)."""
+    special_categories: tuple[str, ...] = ()
+    """Categories of data with rules of their own."""
+    record_contents: tuple[str, ...] = ()
+    """What a record of processing must contain, in the order of the law."""
     lawful_bases: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    citations: Mapping[str, Citation] = field(default_factory=dict)
+    """Where the values that have no `source` of their own come from, by field (regimes.CITED_FIELDS)."""
+    reviewed_by: str = ""
+    """Who compared the profile with its sources last."""
+    reviewed_on: str = ""
 
     def reaches(self, jurisdiction: str) -> bool:
         """True when a zone there may be cleared for this regime without a grant."""
@@ -152,7 +157,48 @@ class GrantState:
 
 
 CAN = ("encrypt", "notify_dpo", "retain_copy_in", "until")
-"""The obligations every path of the platform meets by itself."""
+"""The obligations every path of the platform meets by itself; `notify_dpo` by the officer's voice and notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class DutyFacts:
+    """What decides how long one version must be kept. Read from the ledger by duty_facts.py."""
+
+    ref: str
+    label: Label
+    tenant: str
+    made_at: float = 0.0
+    zones: tuple[str, ...] = ()
+    """Where its copies lie."""
+    events: Mapping[str, float] = field(default_factory=dict)
+    """The recorded date of each event that starts a statutory period, as it counts along lineage."""
+    held_sources: tuple[str, ...] = ()
+    """Versions it was made from, at any distance, that are under a legal hold."""
+    breaches: tuple[str, ...] = ()
+    """Open breaches that are about it, or about what it was made from."""
+    requests: tuple[str, ...] = ()
+    """Open requests of the person in question for a copy of their data."""
+    restricted: bool = False
+    """True when it is restricted for another reason than an erasure that waits for the end of a duty."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingDuty:
+    """One reason why a version must be kept: which law, why, until when."""
+
+    STRUCTURE: ClassVar = ("rule", "law", "article", "reason", "hint", "until", "of_ref")
+    COLUMNS: ClassVar = ("of_ref", "law", "article", "until", "reason")
+
+    rule: str
+    """Of the residency check: hold, min-retain, retain-copy, breach, request, restricted or regime-unknown:R."""
+    law: str
+    """A regime, `label`, `legal hold`, `breach`, `request` or `restriction`."""
+    article: str
+    reason: str
+    hint: str
+    until: float
+    """When it ends; 0 while it has no date."""
+    of_ref: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +219,8 @@ class Move:
     size: int | None = None
     since: float = 0.0
     """When the thing was written; retention counts from here."""
-    ended: float = 0.0
-    """When the relationship it belongs to ended; 0 is unknown."""
+    facts: "DutyFacts | None" = None
+    """Of a deletion: what decides whether the thing must be kept."""
     can: tuple[str, ...] = CAN
     """The obligations the caller is able to meet."""
 
@@ -263,6 +309,10 @@ class Approval:
     voices: tuple[Voice, ...] = ()
     asker_makers: tuple[str, ...] = ()
     """The persons who made the asker's credential."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """The stored documents it rests on, by what each is for."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else those who decide are shown, such as how many consents are recorded."""
 
 
 @dataclass(frozen=True, slots=True)

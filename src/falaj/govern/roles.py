@@ -10,18 +10,21 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "rules": ("policy", "policy-set", "zones", "zone", "regime", "grant"),
     "keys": ("keys", "key", "log-key"),
     "secrets": ("secrets", "secret"),
-    "approvals": ("approvals", "approval"),
-    "log": ("audit", "log", "event", "checkpoint", "witness", "cosignature"),
+    "approvals": ("approvals", "approval", "document", "notice"),
+    "log": ("audit", "log", "event", "checkpoint", "witness", "cosignature", "timestamp"),
     "privacy": (
         "privacy",
         "purpose",
         "consent",
         "subject-request",
+        "erasure-plan",
         "refusal",
         "refusals",
         "breach",
         "certificate",
+        "person-search",
         "dpia",
+        "organisation",
     ),
     "machine": (
         "house",
@@ -42,17 +45,18 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 
 # `all` counts for every family. A person may hold several roles; what they allow adds up.
 _TABLE = """
-role             | work                             | people     | rules            | keys           | secrets                 | approvals         | log    | privacy                         | machine     | all
-tenant-admin     | see govern                       | see govern | see write govern | see            | see                     | see write         | see    | see govern                      | see         |
-data-steward     | see read write move govern erase | see        | see write        |                |                         | see write         |        | see read write erase            | see         |
-data-scientist   | see read write move              |            | see              |                | see                     | see write         |        | see read                        | see         |
-ml-engineer      | see read write move operate      |            | see              |                | see write               | see write         |        | see read                        | see         |
-approver         | see                              | see        | see              |                |                         | see write approve | see    | see approve                     | see         |
-operator         | see operate                      |            | see              | see operate    |                         | see write         | see    | see                             | see operate |
-dpo              | erase                            |            | write govern     | erase          |                         | write approve     |        | read write govern approve erase |             | see audit
-security-officer |                                  | govern     | write govern     | govern operate | read write govern erase | write approve     | govern | write                           |             | see audit
-auditor          |                                  |            |                  |                |                         |                   |        |                                 |             | see audit
-service          | see read write move operate      |            | see              |                | see read                | see write         |        | see read write                  | see         |
+role             | work                                     | people     | rules            | keys           | secrets                 | approvals                    | log    | privacy                         | machine     | all
+tenant-admin     | see govern                               | see govern | see write govern | see            | see                     | see write                    | see    | see govern                      | see         |
+data-steward     | see read write control move govern erase | see        | see write        |                |                         | see read write erase         |        | see read write erase            | see         |
+viewer           | see read                                 |            | see              |                | see                     | see                          |        | see                             | see         |
+data-scientist   | see read write control move              |            | see              |                | see                     | see write                    |        | see read                        | see         |
+ml-engineer      | see read write control move operate      |            | see              |                | see write               | see write                    |        | see read                        | see         |
+approver         | see                                      | see        | see              |                |                         | see read write approve       | see    | see approve                     | see         |
+operator         | see control operate                      |            | see              | see operate    |                         | see write                    | see    | see                             | see operate |
+dpo              | govern erase                             |            | write govern     | erase          |                         | read write approve erase     |        | read write govern approve erase |             | see audit
+security-officer |                                          | govern     | write govern     | govern operate | read write govern erase | read write approve           | govern | write                           |             | see audit
+auditor          |                                          |            |                  |                |                         | read                         |        |                                 |             | see audit
+service          | see read write control move operate      |            | see              |                | see read                | see write                    |        | see read write                  | see         |
 """  # noqa: E501 - one line a role reads best
 
 OPEN_ACTIONS = (

@@ -29,7 +29,7 @@ class Keys:
     def list(
         self,
         ctx: Context,
-        purpose: Annotated[str, "only keys of this purpose: zone, tenant, meta, secret, log, model, subject, …"] = "",
+        purpose: Annotated[str, "only keys of this purpose: zone, tenant, meta, secret, log, online, subject, …"] = "",
         after: Annotated[str, "the cursor where the previous page ended"] = "",
         limit: Annotated[int, "how many at most"] = 100,
     ) -> KeyPage:
@@ -64,7 +64,7 @@ class Keys:
     def rotate(
         self,
         ctx: Context,
-        scope: Annotated[str, "root, zone, tenant, meta, secret, log or model"],
+        scope: Annotated[str, "root, zone, tenant, meta, secret, log, model or online"],
         zone: Annotated[str, "the zone of the key; yours when left out"] = "",
     ) -> Rotation:
         """Make a new version of a key; everything it wraps is carried over in the background.
@@ -93,20 +93,24 @@ class Keys:
     def retire(
         self,
         ctx: Context,
-        scope: Annotated[str, "root, zone or tenant"],
+        scope: Annotated[str, "root, zone, tenant or online"],
         zone: Annotated[str, "the zone of the key; yours when left out"] = "",
     ) -> Rotation:
         """End the old versions of a key that is being rotated now, without waiting the day.
 
         For when a key is feared to be known. An upload that began before the rotation and still goes on will have to be
-        repeated.
+        repeated. Features online that were filled before `keys rotate online` cannot be read until they are filled
+        again: run `falaj features materialize VIEW --full` for each view between the two.
 
         Example:
             falaj keys retire tenant --zone uae
         """
-        if scope not in WRAPPING:
-            raise Invalid(f"old versions of a {scope[:40]} key are kept to read what they sealed", ", ".join(WRAPPING))
         tenant, place = _scoped(ctx, scope, zone)
+        if scope == "online":
+            return self._rotations.retire_online(ctx, tenant, place)
+        if scope not in WRAPPING:
+            hint = ", ".join((*WRAPPING, "online"))
+            raise Invalid(f"old versions of a {scope[:40]} key are kept to read what they sealed", hint)
         return self._rotations.hurry(ctx, scope, tenant, place)
 
 

@@ -15,7 +15,7 @@ from falaj.core.context import HOUSE, Context
 from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.ports import CanRetire, Key
 from falaj.govern.key_records import Rotation
-from falaj.govern.keys import Keyring
+from falaj.govern.keys import ONLINE_SETTLE_S, Keyring
 from falaj.govern.keytable import FRESH_S, OF_ROOT, PROJECT, Slot, root_wrapped
 from falaj.govern.sealing import wrapped_version
 from falaj.store.ledger import Reader, Writer
@@ -24,8 +24,9 @@ from falaj.store.records import Record
 GRACE_S = 86_400.0
 BATCH = 200
 WRAPPING = ("root", "zone", "tenant")
-"""Scopes whose old versions end; the others are data keys, whose old versions stay to read what they sealed."""
-DATA = ("meta", "secret", "log", "model")
+"""Scopes whose old versions end by themselves; old versions of data keys stay to read what they sealed. Those of
+`online` end by `retire`, since every row of the online store can be filled anew."""
+DATA = ("meta", "secret", "log", "model", "online")
 Change = tuple[Record, dict[str, Any]]
 
 
@@ -64,6 +65,22 @@ class Rotations:
             job = replace(_job(record), hurry=True)
             saved = self._save(tx, job, record.rev)
             tx.emit("keys.retire", saved.ref, scope=scope, zone=zone)
+        return job
+
+    def retire_online(self, ctx: Context, tenant: str, zone: str) -> Rotation:
+        """End the versions of the tenant's online key before the newest, once every writer uses that."""
+        with self._ledger.write(ctx) as tx:
+            record = tx.key(_key("online", tenant, zone))
+            if record is None:
+                raise NotFound("the key of the online store was never rotated", "run: falaj keys rotate online")
+            job = _job(record)
+            wait_s = job.since + ONLINE_SETTLE_S + 3 * FRESH_S - ctx.now()
+            if wait_s > 0:
+                hint = f"call again in {wait_s:.0f} seconds"
+                raise Conflict("the old version of the online key may still encrypt rows somewhere", hint)
+            self._end_versions(tx, Slot(tenant, zone, "online"), job.version)
+            tx.emit("keys.end", record.ref, scope="online", zone=zone, version=job.version, moved=0)
+        self._table.drop()
         return job
 
     def find(self, tx: Reader, *, all_of: str = "", open_only: bool = False) -> list[tuple[Record, Rotation]]:

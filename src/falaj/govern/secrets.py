@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from falaj.core.context import Actor, Context
 from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
+from falaj.core.project_roles import base_role, roles_in_project
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.govern.key_records import SecretPage, SecretView
@@ -277,8 +278,8 @@ def contains_secret(text: str) -> bool:
 
 def check_use(record: Record, user: Actor, project: str) -> None:
     """Raise Denied unless `user` may use the secret's value in jobs, endpoints and hooks of `project`."""
-    person = user.behalf or user.id
-    grants = {f"person:{person}", f"project:{project}", *(f"role:{role}" for role in user.roles)}
+    person, limited = user.behalf or user.id, roles_in_project(user.roles, project)
+    grants = {f"person:{person}", f"project:{project}", *(f"role:{base_role(role)}" for role in limited)}
     if not _owns(record, user) and grants.isdisjoint(record.body.get("use", ())):
         name = record.ref.bare
         hint = f"ask {record.author} or a security officer: falaj secrets grant {name} --to person:{person}"

@@ -58,6 +58,12 @@ def read_current_roles(tx: Reader, tenant: str, name: str) -> tuple[frozenset[st
     return frozenset(record.body["roles"]), frozenset(record.body["projects"])
 
 
+def read_sign_in_expiry(tx: Reader, tenant: str, name: str) -> float:
+    """When the roles of such a person's last sign-in end, as seconds since 1970; 0 when there was no sign-in."""
+    record = tx.key(sign_in_key(tenant, name))
+    return 0.0 if record is None else float(record.body["at"]) + MOST_AGE_S
+
+
 def sign_in_key(tenant: str, name: str) -> Key:
     """Where the last sign-in of a person lies."""
     return person_key(tenant, name)._replace(kind="sign-in")

@@ -9,6 +9,7 @@ from falaj.core.context import Actor
 from falaj.core.errors import Invalid
 from falaj.core.jose import audiences, check_times, is_signed_token, read_token, refused, text_claim
 from falaj.core.label import ANY
+from falaj.core.project_roles import base_role
 from falaj.govern.keys import key_id
 from falaj.govern.people_records import Workload
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 ISSUER = "falaj"
 LONGEST_S = 900.0
-WORK_ROLES = frozenset({"data-steward", "data-scientist", "ml-engineer", "service"})
+WORK_ROLES = frozenset({"viewer", "data-steward", "data-scientist", "ml-engineer", "service"})
 """The only roles a workload may carry; nothing that governs, approves or audits."""
 _ALGORITHM = "EdDSA"
 _RENEW_S = 30.0
@@ -53,7 +54,7 @@ class WorkloadTokens:
             raise Invalid(f"a workload token may live {LONGEST_S:.0f} seconds at most", "ask for less, and renew")
         if not (workload.run and workload.zone and workload.tenant and workload.audience):
             raise Invalid("a workload token is for one run, zone, tenant and audience", "name them all")
-        excess = workload.roles - WORK_ROLES
+        excess = {role for role in workload.roles if base_role(role) not in WORK_ROLES}
         if excess:
             raise Invalid(f"a workload cannot be {', '.join(sorted(excess))}", f"only {', '.join(sorted(WORK_ROLES))}")
         kid, key = self._current(now)
@@ -129,10 +130,10 @@ _ANY_ALGORITHM = ("EdDSA", "ES256", "RS256", "PS256")
 def delegated(actor: Actor, wanted: Workload) -> Workload:
     """The workload with no more than the person it works for has: roles and projects are those of both."""
     projects = shared_projects(actor.projects, wanted.projects)
-    roles = wanted.roles & actor.roles & WORK_ROLES
+    roles = frozenset(role for role in actor.roles if base_role(role) in wanted.roles & WORK_ROLES)
     return Workload(
         wanted.run, wanted.zone, actor.tenant, roles, projects, actor.id, wanted.jurisdiction, wanted.audience,
-        makers=actor.makers,
+        makers=actor.makers, trust=wanted.trust,
     )  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def _actor(claims: Mapping[str, Any]) -> Actor:
         id=f"run.{run}",
         tenant=text_claim(claims, "tenant"),
         kind="workload",
-        roles=_words(claims, "roles") & WORK_ROLES,
+        roles=frozenset(role for role in _words(claims, "roles") if base_role(role) in WORK_ROLES),
         projects=_words(claims, "projects"),
         behalf=_text(claims, "behalf"),
         jurisdiction=_text(claims, "jurisdiction"),

@@ -21,6 +21,7 @@ from falaj.store.records import Record
 FRESH_S = 0.375
 GRANT_ACTION = "zones.grant"
 GRANT_VOICES = 2
+NOTIFY_OFFICER = "notify_dpo"
 _TENANTS = 4096
 _PAGE = 1000
 
@@ -76,21 +77,29 @@ class PlaceView:
         ctx = Context(Actor("house", HOUSE, kind="service"), zone="", tenant=tenant, now=lambda: now)
         with self._ledger.read(ctx) as tx:
             zones = {zone.id: zone for zone in read_zones(tx)}
-            grants = tuple(grant for grant in read_grants(tx, tenant) if in_force(tx, grant, now))
+            grants = tuple(grant for grant in read_grants(tx, tenant) if in_force(tx, grant, self._regimes, now))
         return Places(zones, self._regimes, grants)
 
 
-def in_force(tx: Reader, grant: Grant, now: float) -> bool:
+def in_force(tx: Reader, grant: Grant, regimes: Mapping[str, Regime], now: float) -> bool:
     """True when two people's approval of exactly this grant stands and nobody revoked it."""
-    return not grant.revoked and grant_standing(tx, grant, now) == "granted"
+    return not grant.revoked and grant_standing(tx, grant, regimes, now) == "granted"
 
 
-def grant_standing(tx: Reader, grant: Grant, now: float) -> str:
+def count_officers(grant: Grant, regimes: Mapping[str, Regime]) -> int:
+    """Return how many voices of a grant must be data protection officers': one where its basis obliges `notify_dpo`."""
+    regime = regimes.get(grant.regime)
+    basis = regime.bases.get(grant.basis) if regime is not None else None
+    return int(basis is None or NOTIFY_OFFICER in basis.obligations)
+
+
+def grant_standing(tx: Reader, grant: Grant, regimes: Mapping[str, Regime], now: float) -> str:
     """Where the approval of exactly this grant stands; its author has no voice, whoever asked."""
     approval = find_approval(tx, GRANT_ACTION, digest(grant), tenant=grant.tenant)
     if approval is None:
         return "void"
-    return standing(stricter(approval, (grant.author,), GRANT_VOICES), now).state
+    officers = count_officers(grant, regimes)
+    return standing(stricter(approval, (grant.author,), GRANT_VOICES, officers), now).state
 
 
 def read_zones(tx: Reader) -> Iterator[Zone]:

@@ -12,14 +12,14 @@ from functools import cache
 from typing import Any, Protocol
 
 from falaj.core.cell import labelled_cells
-from falaj.core.context import Actor, Context
+from falaj.core.context import Actor, Context, Decision
 from falaj.core.errors import Denied
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.verb import Verb
 from falaj.core.withhold import withhold_items, withhold_values
 from falaj.govern.policy import Authorizer, Facts
-from falaj.govern.records import Move, Verdict
+from falaj.govern.records import DutyFacts, Move, Verdict
 from falaj.govern.roles import family_of
 from falaj.govern.things import Thing
 from falaj.store.ledger import Ledger
@@ -48,6 +48,8 @@ class Residency(Protocol):
     """What the guard needs of zones: the answer of place() over the places, rules and grants that stand now."""
 
     def verdict(self, move: Move, now: float) -> Verdict: ...
+
+    def read_duty_facts(self, ctx: Context, record: Record) -> DutyFacts: ...
 
 
 class Viewing:
@@ -106,10 +108,14 @@ class Viewing:
         """
         if _is_plain(thing):
             return
-        reading = self._reading_action(action.partition(".")[0])
-        decision = self._authorizer.decide(ctx.actor, reading, thing.cell(), self._facts_of(ctx, thing, True))
+        decision = self.decide_reading(action, ctx, thing)
         if not decision.allowed:
             raise Denied(decision.reason or "none of your roles may read it", decision.hint, thing.asked)
+
+    def decide_reading(self, action: str, ctx: Context, thing: Thing) -> Decision:
+        """Whether the caller may read a thing where it lies; `action` names the service that would read it."""
+        reading = self._reading_action(action.partition(".")[0])
+        return self._authorizer.decide(ctx.actor, reading, thing.cell(), self._facts_of(ctx, thing, True))
 
     def run_label(self, ctx: Context) -> Label | None:
         """What the run of a workload carries: the join of the labels of all it was given; None where it is no run."""

@@ -4,7 +4,7 @@ Zones belong to the house; grants belong to the tenant whose data they are about
 themselves (place.py), what a zone or a grant must be (manifest.py, grants.py), how people approve (approvals.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -16,12 +16,27 @@ from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.govern import declassify, view
-from falaj.govern.approvals import ROLES, Approvals, approval_ref
+from falaj.govern.approvals import Approvals, approval_ref
 from falaj.govern.copies import Copies
+from falaj.govern.duties import find_duties
+from falaj.govern.duty_facts import DutyReader, Sight
+from falaj.govern.grant_proposals import propose_grant, store_documents
 from falaj.govern.grants import checked, digest, moment, number, outside_of
+from falaj.govern.legal_calendars import Calendar, load_calendars
 from falaj.govern.manifest import checked_zone, described
 from falaj.govern.place import place
-from falaj.govern.records import Approval, Declassification, Grant, GrantState, Move, Places, Regime, Verdict, Zone
+from falaj.govern.records import (
+    Declassification,
+    DutyFacts,
+    Grant,
+    GrantState,
+    KeepingDuty,
+    Move,
+    Places,
+    Regime,
+    Verdict,
+    Zone,
+)
 from falaj.govern.regimes import JURISDICTION, canonical
 from falaj.plugins import registered
 from falaj.store.codec import from_plain, to_plain
@@ -35,12 +50,20 @@ MORE_OF_GRANT = ("expires", "max_bytes", "not_before", "reason")
 class Zones(Copies):
     """Legal places, regimes, transfer grants: what may lie or go where."""
 
-    def __init__(self, ledger: Ledger, regimes: Mapping[str, Regime], approvals: Approvals | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        regimes: Mapping[str, Regime],
+        approvals: Approvals | None = None,
+        calendars: Callable[[], Mapping[str, Calendar]] = load_calendars,
+    ) -> None:
         self._ledger = ledger
+        self.calendars = calendars
         self._regimes = regimes
         self._approvals = approvals or Approvals(ledger)
         self._places = view.PlaceView(ledger, regimes)
         self._approvals.watch(self._places.forget)
+        self._approvals.check_removal(self._keeping_document)
 
     @verb(group="govern")
     def add(
@@ -153,6 +176,7 @@ class Zones(Copies):
             jurisdiction=abroad,
             restricted=record.restricted,
             since=record.at,
+            facts=self.read_duty_facts(ctx, record) if op == "delete" else None,
         )
         return self.verdict(move, ctx.now())
 
@@ -165,14 +189,17 @@ class Zones(Copies):
         dst: Annotated[str, "the zone it goes to, or outside:GB"],
         scope: Annotated[str, "what may go: kind:project/name, the name may hold * and ?"],
         purposes: Annotated[tuple[str, ...], "what for; each is named"],
-        documents: Annotated[dict[str, str], "the documents the basis demands, each by digest"],
+        documents: Annotated[
+            dict[str, str],
+            "the stored documents that the basis demands: contract=document:fraud/contract",
+        ],
         more: Annotated[dict[str, str], "expires (90d, or a day), not_before, max_bytes, reason"] = _NOTHING,
     ) -> GrantState:
         """Propose a transfer grant. It counts once two other people have approved exactly it, until it ends.
 
         Example:
             falaj zones grant AE-PDPL:23a --src ae-dubai --dst eu-west --scope 'dataset:fraud/*' --purposes fraud \\
-                --documents contract=sha256:9f… --more expires=90d
+                --documents contract=document:fraud/contract --more expires=90d
         """
         unknown = sorted(set(more) - set(MORE_OF_GRANT))
         if unknown:
@@ -197,7 +224,9 @@ class Zones(Copies):
         )
         with self._ledger.write(ctx) as tx:
             _check_way(tx, src, dst)
-            return self._propose(ctx, tx, checked(proposal, regime, now))
+            stored, names = store_documents(tx, proposal)
+            propose_grant(ctx, tx, self._approvals, checked(stored, regime, now), regime, names)
+            return self._grant_state(tx, stored, now)
 
     @verb()
     def grants(
@@ -217,7 +246,7 @@ class Zones(Copies):
         with self._ledger.read(ctx) as tx:
             while True:
                 page = tx.find("grant", name=name, cells=cells, newest=True, after=after, limit=limit)
-                states = [_grant_state(tx, _grant(record), ctx.now()) for record in page.records]
+                states = [self._grant_state(tx, _grant(record), ctx.now()) for record in page.records]
                 found += [one for one in states if not state or one.state == state]
                 after = page.next
                 if found or not after:
@@ -241,7 +270,7 @@ class Zones(Copies):
             record = tx.put(grant.bare, to_plain(changed), rev=record.rev, terms={"state": "closed"})
             tx.emit("zones.revoke", record.ref, digest=digest(changed), reason=reason)
             tx.after(lambda durable: self._places.forget())
-            return _grant_state(tx, changed, ctx.now())
+            return self._grant_state(tx, changed, ctx.now())
 
     @verb(reads=("thing",), group="write")
     def declassify(
@@ -283,6 +312,25 @@ class Zones(Copies):
         """What place() says of this movement over the places as they stand."""
         places = self._places.of(move.tenant, now)
         return place(move, places.zones, places.regimes, places.grants, now)
+
+    def find_duties(
+        self, ctx: Context, records: Sequence[Record], person: str = "", sees: Sight | None = None
+    ) -> dict[Ref, tuple[KeepingDuty, ...]]:
+        """Ask for every duty to keep these versions: statutory periods, holds along lineage, contracts, breaches.
+
+        With `person`, a pseudonym, also for their open requests for a copy of their data.
+        """
+        places, now = self._places.of(ctx.tenant, ctx.now()), ctx.now()
+        with self._ledger.read(ctx) as tx:
+            reader = DutyReader(tx, ctx.tenant, places.regimes, person, sees)
+            facts = {record.ref: reader.read_facts(record) for record in records}
+        return {ref: find_duties(each, places.regimes, places.grants, now) for ref, each in facts.items()}
+
+    def read_duty_facts(self, ctx: Context, record: Record) -> DutyFacts:
+        """Read what decides how long a version must be kept, as it stands in the caller's transaction."""
+        with self._ledger.read(ctx) as tx:
+            current = tx.get(record.ref) or record
+            return DutyReader(tx, ctx.tenant, self._regimes).read_facts(current)
 
     def view(self, of: Context | str, now: float | None = None) -> Places:
         """Zones, regimes and the grants in force for a tenant, at most half a second old."""
@@ -329,38 +377,26 @@ class Zones(Copies):
         regime = self._regimes[canonical((name,), self._regimes)[0]]
         return regime, basis
 
-    def _propose(self, ctx: Context, tx: Writer, grant: Grant) -> GrantState:
+    def _keeping_document(self, ctx: Context, record: Record) -> tuple[str, ...]:
+        """Return what keeps a document: the duties on it, and grants in force or waiting that rest on it."""
+        duties = self.find_duties(ctx, (record,))[record.ref]
+        digest_of_document, now = record.body["sha256"], ctx.now()
+        with self._ledger.read(ctx) as tx:
+            grants = [
+                grant
+                for grant in view.read_grants(tx, ctx.tenant)
+                if digest_of_document in grant.documents.values() and now < grant.expires
+            ]
+        return (*(duty.reason for duty in duties), *(f"the grant {grant.id} rests on it" for grant in grants))
+
+    def _grant_state(self, tx: Reader, grant: Grant, now: float) -> GrantState:
         exact = digest(grant)
-        record = tx.put(
-            Ref("grant", "zones", grant.id), to_plain(grant), terms={"state": "open", "regime": grant.regime}
-        )
-        tx.emit(
-            view.GRANT_ACTION,
-            record.ref,
-            regime=grant.regime,
-            basis=grant.basis,
-            src=grant.src,
-            dst=grant.dst,
-            scope=grant.scope,
-            purposes=",".join(grant.purposes),
-            expires=int(grant.expires),
-            digest=exact,
-        )
-        question = Approval(
-            action=view.GRANT_ACTION,
-            digest=exact,
-            needs=view.GRANT_VOICES,
-            dpo=0,
-            roles=ROLES,
-            asker=ctx.actor.person,
-            barred=(ctx.actor.id,),
-            reason=grant.reason or f"{grant.scope} from {grant.src} to {grant.dst}, {grant.regime} basis {grant.basis}",
-            asked=ctx.now(),
-            expires=grant.expires,
-            about=str(record.ref),
-        )
-        self._approvals.propose(ctx, tx, question)
-        return _grant_state(tx, grant, ctx.now())
+        state = view.grant_standing(tx, grant, self._regimes, now)
+        if grant.revoked:
+            state = "revoked"
+        elif state == "granted":
+            state = "early" if now < grant.not_before else "active"
+        return GrantState(grant, exact, state, approval_ref(view.GRANT_ACTION, exact))
 
 
 def _house(ctx: Context) -> Context:
@@ -404,13 +440,3 @@ def _check_way(tx: Reader, src: str, dst: str) -> None:
 def _grant(record: Record) -> Grant:
     grant: Grant = from_plain(Grant, record.body)
     return grant
-
-
-def _grant_state(tx: Reader, grant: Grant, now: float) -> GrantState:
-    exact = digest(grant)
-    state = view.grant_standing(tx, grant, now)
-    if grant.revoked:
-        state = "revoked"
-    elif state == "granted":
-        state = "early" if now < grant.not_before else "active"
-    return GrantState(grant, exact, state, approval_ref(view.GRANT_ACTION, exact))

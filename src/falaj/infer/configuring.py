@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
+from falaj.asof.space_keys import open_keys
 from falaj.core.errors import Invalid
 from falaj.core.online import READER_PASSWORD, reader_password
 from falaj.core.sheet import sheet_of
@@ -41,6 +42,7 @@ def of_attempt(known: Mapping[str, str] | None = None) -> Config:
     model, code = known.get("FALAJ_INPUT_MODEL", ""), known.get("FALAJ_INPUT_CODE", "")
     models = tuple(replace(one, folder=one.folder or model, code=one.code or code) for one in config.models)
     config = replace(config, models=models, hop_key=known.get(HOP_KEY, config.hop_key))
+    config = replace(config, models=tuple(_with_keys(model, config.hop_key) for model in config.models))
     config = replace(config, hop_fd=int(known.get(LISTEN_FD, "-1")), hop_host=known.get(LISTEN_HOST, ""))
     if config.hop_key:
         os.environ.setdefault(READER_PASSWORD, reader_password(config.hop_key))
@@ -51,6 +53,13 @@ def of_attempt(known: Mapping[str, str] | None = None) -> Config:
             (folder / name).write_text(value)
         config = replace(config, cert=str(folder / "cert.pem"), key=str(folder / "key.pem"))
     return config
+
+
+def _with_keys(model: ModelConfig, endpoint_key: str) -> ModelConfig:
+    """A model whose features can be read: the keys of their rows are opened with the endpoint's secret."""
+    if model.features is None or not model.features.keys:
+        return model
+    return replace(model, features=replace(model.features, space_keys=open_keys(endpoint_key, model.features.keys)))
 
 
 def _model(found: Any) -> ModelConfig:

@@ -192,12 +192,12 @@ class Engine:
         """Take one version out of memory."""
         await _waited(partial(self._models.remove, model, version))
 
-    def replan(self, plan: Mapping[str, Any]) -> None:
-        """Which features models that are asked by keys read from now on."""
+    def replan(self, plan: Mapping[str, Any], keys: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        """Which features models that are asked by keys read from now on, and the keys of their rows."""
         for entry in self._models.entries():
             again = getattr(entry.session.runtime, "replan", None) if entry.session is not None else None
             if again is not None:
-                again(plan)
+                again(plan, keys)
 
     async def close(self, within_s: float = 5.0) -> None:
         """Answer what is here, then let go of everything; what still waits then is told so."""

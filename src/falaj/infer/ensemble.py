@@ -10,6 +10,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from falaj.asof.space_keys import KeyTexts
 from falaj.core.errors import Invalid
 from falaj.core.sheet import Sheet, Step, TensorSpec
 from falaj.infer.features import Lookup, open_online
@@ -57,11 +58,11 @@ class Ensemble:
             known.update((name, one) for (_, name), one in zip(stage.gives, found, strict=True))
         return [known[spec.name] for spec in self.outputs]
 
-    def replan(self, plan: Mapping[str, Any]) -> None:
+    def replan(self, plan: Mapping[str, Any], keys: KeyTexts | None = None) -> None:
         """Read another version of the service from now on."""
         for stage in self._stages:
             if isinstance(stage.runtime, _Looking):
-                stage.runtime.lookup.replan(plan)
+                stage.runtime.lookup.replan(plan, keys)
 
     def close(self) -> None:
         """Let go of every step."""

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from falaj.asof.encrypted_online import EncryptedOnline
 from falaj.asof.reading import Reader
 from falaj.asof.records import STATUSES, Computed, Field, ServicePlan
+from falaj.asof.space_keys import KeyTexts, finder_of
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
 from falaj.core.ports import Online
 from falaj.core.sheet import Sheet, TensorSpec
@@ -91,9 +93,9 @@ class Joined:
         arrays, self._last.given = self._last.given, ()
         return arrays  # type: ignore[no-any-return]
 
-    def replan(self, plan: Mapping[str, Any]) -> None:
+    def replan(self, plan: Mapping[str, Any], keys: KeyTexts | None = None) -> None:
         """Read another version of the service from now on; one that gives the same columns."""
-        self._lookup.replan(plan)
+        self._lookup.replan(plan, keys)
 
     def close(self) -> None:
         """Let go of the model and of the store."""
@@ -105,7 +107,8 @@ class Lookup:
     """Tensors of keys and request fields to tensors of features."""
 
     def __init__(self, features: Features, online: Online, targets: Specs, order: str = "") -> None:
-        self._online, self._defaults = online, features.defaults
+        self._store, self._defaults = online, features.defaults
+        self._online = _readable(online, features.space_keys)
         self._targets, self._order = targets, order
         self._isolate = features.isolate or "FALAJ_SANDBOX" in os.environ
         self._functions: dict[str, FunctionSandbox] = {}
@@ -129,16 +132,18 @@ class Lookup:
         with np.errstate(over="ignore"):  # too large for FP32 is inf, as it was in training
             return [make(columns) for make in self._makes]
 
-    def replan(self, plan: Mapping[str, Any]) -> None:
-        """Change the plan between two runs."""
+    def replan(self, plan: Mapping[str, Any], keys: KeyTexts | None = None) -> None:
+        """Change the plan, and the keys of its spaces, between two runs."""
         old, new = self._reader.plan, plan_of(plan)
         if (_shape(old), old.outputs) != (_shape(new), new.outputs):
             raise Invalid(f"{new.ref} has other keys or features than {old.ref}", "deploy a model trained on it")
+        if keys:
+            self._online = _readable(self._store, keys)
         self._reader = self._opened(plan)
 
     def close(self) -> None:
         """Let go of the store and end the processes of functions."""
-        self._online.close()
+        self._store.close()
         for function in self._functions.values():
             function.close()
 
@@ -197,6 +202,11 @@ class Lookup:
 
 
 _ORDER = "say which features, in order, in the sheet: features.order = a,b,c"
+
+
+def _readable(store: Online, keys: KeyTexts) -> Online:
+    """The store with its rows decrypted; as it is where the server was given no keys."""
+    return EncryptedOnline(store, finder_of(keys)) if keys else store
 
 
 def plan_of(plain: Mapping[str, Any]) -> ServicePlan:

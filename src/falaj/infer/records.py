@@ -22,6 +22,10 @@ class Features:
     """What a model is given for a feature that is not there; without one the request fails and says which."""
     isolate: bool = True
     """Refuse Python functions where this machine cannot isolate them; else warn. In a sandbox always refuse."""
+    keys: str = field(default="", repr=False)
+    """The keys of the spaces in the plan, sealed for the replicas of the endpoint; none for a store in the clear."""
+    space_keys: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    """These keys opened (asof/space_keys.py): space to version to key."""
 
 
 @dataclass(frozen=True, slots=True)

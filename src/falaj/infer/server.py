@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from falaj import worker
+from falaj.asof.space_keys import open_keys
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.release import VERSION
 from falaj.infer.carrying import Carrier
@@ -173,7 +174,8 @@ class Server:
             self._carrier.control(said)
         plan = said.get("features")
         if isinstance(plan, dict):
-            self.engine.replan(plan)
+            sealed = said.get("online_keys")
+            self.engine.replan(plan, open_keys(self.config.hop_key, sealed) if isinstance(sealed, str) else None)
 
     def _check(self) -> None:
         """Nothing that could be overheard, nothing that anybody may call, from elsewhere."""

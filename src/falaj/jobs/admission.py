@@ -14,7 +14,7 @@ from falaj.core.ref import Ref
 from falaj.fleet.amounts import band
 from falaj.fleet.clusters import Clusters, open_to
 from falaj.fleet.records import Cluster
-from falaj.govern.refusals import check_inputs
+from falaj.govern.refusals import check_usable
 from falaj.jobs import tracing
 from falaj.jobs.attempts import who_of
 from falaj.jobs.facts import job_of, node_of, queues_of
@@ -62,7 +62,7 @@ def new_body(
     ctx: Context, known: Mapping[str, Cluster], staging: Staging, asked: Asked, queue: str, tx: Reader
 ) -> Body:
     """The record of a new job."""
-    check_inputs(tx, ctx.tenant, ctx.purpose, asked.inputs.values())
+    check_usable(tx, ctx.tenant, ctx.purpose, asked.inputs.values())
     spec, kept_in = _pin_secrets(ctx, staging, asked.spec, asked.job.project)
     zones = _law(ctx, asked, _reachable(known, ctx.tenant, spec), kept_in)
     who = who_of(ctx)

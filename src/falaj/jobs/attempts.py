@@ -9,15 +9,14 @@ from falaj.core.context import HOUSE, Actor, Context
 from falaj.core.execute import JOB, REPLICAS, Attempt, Slot
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
-from falaj.govern.accounts import PROVIDERS_PEOPLE, person_key, tenant_key
 from falaj.govern.people_records import Workload
-from falaj.govern.sign_ins import read_current_roles
 from falaj.govern.tokens import WORK_ROLES, delegated
 from falaj.jobs import tracing
 from falaj.jobs.facts import spec_in
 from falaj.jobs.life import spots_of
 from falaj.jobs.records import Body, JobSpec
 from falaj.jobs.spec import amounts_of, processes_of
+from falaj.jobs.standing import submitter_of
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 from falaj.worker.bundle import launcher
@@ -73,22 +72,8 @@ def who_of(ctx: Context) -> Body:
         "id": actor.behalf or actor.id, "roles": sorted(actor.roles), "projects": sorted(actor.projects),
         "purpose": ctx.purpose, "jurisdiction": actor.jurisdiction, "makers": list(actor.makers),
         **({"owns_folder": True} if actor.owns_folder else {}),
+        **({"trust": actor.trust} if actor.trust else {}),
     }  # fmt: skip
-
-
-def submitter_of(tx: Reader, record: Record) -> Actor:
-    """Who asked for something, with all the roles that they had then and still have."""
-    who, tenant = record.body["who"], record.key.tenant
-    roles, projects = frozenset(who["roles"]), frozenset(who["projects"])
-    person = tx.key(person_key(tenant, who["id"]))
-    if who["id"].startswith(PROVIDERS_PEOPLE):
-        current, projects = read_current_roles(tx, tenant, who["id"])
-        roles &= current
-    elif person is not None:
-        roles &= frozenset(person.body["roles"])
-        projects = frozenset(person.body["projects"])
-    owns, makers = bool(who.get("owns_folder")), tuple(who.get("makers", ()))
-    return Actor(who["id"], tenant, roles=roles, projects=projects, owns_folder=owns, makers=makers)
 
 
 def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
@@ -98,6 +83,7 @@ def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
     return Actor(
         f"run.{work.run}", work.tenant, "workload", work.roles, work.projects, behalf=work.behalf,
         jurisdiction=jurisdiction, run=work.run, zone=zone, owns_folder=submitter.owns_folder, makers=work.makers,
+        trust=work.trust,
     )  # fmt: skip
 
 
@@ -112,36 +98,20 @@ def in_name_of(ledger: Ledger, ctx: Context, record: Record) -> Context:
         return replace(ctx, actor=at_work(tx, record), purpose=record.body["who"]["purpose"])
 
 
-def barred(tx: Reader, record: Record) -> str:
-    """Why nothing may be done for whoever asked for something; empty when it may."""
-    tenant, who = record.key.tenant, record.body["who"]["id"]
-    house = tx.key(tenant_key(tenant)) if tenant != HOUSE else None
-    if house is not None and house.body.get("suspended"):
-        return f"the tenant {tenant} is suspended"
-    person = tx.key(person_key(tenant, who))
-    gone = person is not None and (person.body.get("suspended") or person.body.get("removed"))
-    return f"the account {who} is suspended or gone" if gone else ""
-
-
-def launch_refusal(tx: Reader, record: Record) -> str:
-    """Why no attempt of a job may start: its submitter or their tenant has no right left to run jobs; else empty."""
-    roles = submitter_of(tx, record).roles & WORK_ROLES
-    gone = "" if roles else f"{record.body['who']['id']} holds no role any more that may run jobs"
-    return barred(tx, record) or gone
-
-
 def workload_of(actor: Actor) -> Workload:
     """What its token says."""
     return Workload(
         actor.run, actor.zone, actor.tenant, actor.roles, actor.projects, actor.behalf, actor.jurisdiction,
-        makers=actor.makers,
+        makers=actor.makers, trust=actor.trust,
     )  # fmt: skip
 
 
 def _workload(record: Record, zone: str, jurisdiction: str) -> Workload:
+    who = record.body["who"]
     return Workload(
-        record.body["id"], zone, record.key.tenant, WORK_ROLES, frozenset({"*"}), record.body["who"]["id"], jurisdiction
-    )
+        record.body["id"], zone, record.key.tenant, WORK_ROLES, frozenset({"*"}), who["id"], jurisdiction,
+        trust=who.get("trust", ""),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

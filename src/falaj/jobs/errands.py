@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,6 +18,8 @@ from falaj.jobs.spec import is_spec, name_of, read_file, spec_of
 
 LOOK_S = 0.2
 DEFAULT_PROJECT = "default"
+_SPEC_NAMES = {"gpu_model": "gpu_models", "secret": "secrets"}  # nosec B105 - names of fields
+"""Flags that are called otherwise in a spec."""
 
 
 @errand
@@ -68,15 +70,14 @@ def submit(
         falaj jobs submit "python train.py --lr 0.1" --limit 2h --retries 2 --wait
     """
     flags = {
-        "queue": queue, "gpus": gpus, "gpu_models": gpu_model, "gpu_memory": gpu_memory, "cpus": cpus,
+        "queue": queue, "gpus": gpus, "gpu_model": gpu_model, "gpu_memory": gpu_memory, "cpus": cpus,
         "memory": memory, "workers": workers, "min_workers": min_workers, "max_workers": max_workers,
         "processes": processes, "framework": framework, "band": band, "deadline": deadline, "limit": limit,
-        "retries": retries, "retry_on": retry_on, "env": env, "secrets": secret, "image": image,
+        "retries": retries, "retry_on": retry_on, "env": env, "secret": secret, "image": image,
         "topology": topology, "isolation": isolation, "spot": spot, "cluster": cluster, "zone": zone,
         "checkpoint": checkpoint, "steps": steps, "inputs": inputs, "outputs": outputs, "after": after,
     }  # fmt: skip
-    words = _words(what, {key: value for key, value in flags.items() if value is not None})
-    job = _submit(here, words, name, project, dry=dry_run)
+    job = submit_words(here, read_words(what, flags), name, project, dry=dry_run)
     return _waited(here, job.ref) if wait and not dry_run else job
 
 
@@ -134,8 +135,9 @@ def until_over(here: Here, look: Callable[[Ref], Any], which: tuple[Ref, ...], t
             time.sleep(LOOK_S)
 
 
-def _words(what: str, flags: dict[str, Any]) -> dict[str, Any]:
-    """A spec file with flags over it, or a command with flags."""
+def read_words(what: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec file with the flags of submit that are set over it, or a command with these flags."""
+    flags = {_SPEC_NAMES.get(name, name): value for name, value in flags.items() if value is not None}
     if is_spec(what):
         words = read_file(what)
         words.setdefault("folder", str(Path(what).parent))
@@ -145,7 +147,8 @@ def _words(what: str, flags: dict[str, Any]) -> dict[str, Any]:
     return {**flags, "command": what}
 
 
-def _submit(here: Here, words: dict[str, Any], name: str, project: str, *, dry: bool) -> JobView:
+def submit_words(here: Here, words: dict[str, Any], name: str, project: str, *, dry: bool) -> JobView:
+    """Submit a job that these words describe; its program is published unless the words name a version of it."""
     name, project = name or str(words.pop("name", "")), project or str(words.pop("project", "") or DEFAULT_PROJECT)
     words = {key: value for key, value in words.items() if key not in ("name", "project")}
     folder = Path(str(words.pop("folder", ".")))

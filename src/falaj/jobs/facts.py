@@ -12,6 +12,7 @@ from falaj.fleet.use import added, live_jobs, tenants
 from falaj.jobs.life import spots_of
 from falaj.jobs.records import HELD, SUCCEEDED, Body, JobSpec
 from falaj.jobs.spec import shape_of
+from falaj.jobs.standing import StandingReader
 from falaj.schedule.forecast import key as shape_key
 from falaj.schedule.forecast import quantiles
 from falaj.schedule.model import NEVER, WHOLE, Ask, Job, Node, Past, Queue, Shape, Snapshot, Spot
@@ -34,14 +35,20 @@ REMEMBERED = 500
 
 def snapshot(ledger: Ledger, clusters: Clusters, tx: Reader, now: float) -> Snapshot:
     """Everything a decision rests on, from the ledger alone."""
-    known = clusters.known(tx)
+    known, standings = clusters.known(tx), StandingReader(tx)
     records = list(live_jobs(ledger, tx))
-    jobs = [job_of(record, known) for record in records if record.body["state"] != HELD]
+    jobs = [job_of(record, known) for record in records if is_startable(record, standings)]
     silent = clusters.troubles(tx)
     nodes = tuple(
         node_of(cluster, facts, answers=cluster.name not in silent) for cluster, facts, _ in clusters.node_records(tx)
     )
     return Snapshot(int(now), nodes, queues_of(tx, [r.body for r in records], now), tuple(jobs), past_of(ledger, tx))
+
+
+def is_startable(record: Record, standings: StandingReader) -> bool:
+    """False for a job without an attempt that is held, or whose submitter lost the standing: it waits for no room."""
+    body = record.body
+    return bool(body["attempt"]) or (body["state"] != HELD and not standings.reason(record))
 
 
 def queues_of(tx: Reader, live: Iterable[Body], now: float) -> tuple[Queue, ...]:
@@ -140,12 +147,10 @@ def held_spots(attempt: Mapping[str, Any]) -> tuple[Spot, ...]:
 
 def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shape:
     """The shape of a job: its spec, where the law and its cluster's owners let it run."""
-    body, tenant = record.body, record.key.tenant
-    spec = spec_in(record)
-    names = sorted(name for name, one in clusters.items() if open_to(one, tenant) and spec.cluster in ("", name))
+    body, spec = record.body, spec_in(record)
+    names = list_open_clusters(record, clusters)
     zones = tuple(body["zones"]) if body["zones"] is not None else None
-    elsewhere = [name for name in names if name != body["avoid"] and (zones is None or clusters[name].zone in zones)]
-    if elsewhere and body["avoid"] in names:
+    if body["avoid"] in names and {*_in_lawful_zones(names, record, clusters)} - {body["avoid"]}:
         names.remove(body["avoid"])  # it was refused there: elsewhere first, where there is an elsewhere
     # Naming all of them would make a shape of its own for every change of the list; naming none means any.
     allowed = () if len(names) == len(clusters) else tuple(names) or ("-",)
@@ -160,6 +165,26 @@ def shape_in(record: Record, clusters: Mapping[str, Cluster], band: int) -> Shap
     made = _EQUAL.setdefault(made, made)
     _SHAPES[asked] = spec, made
     return made
+
+
+def list_open_clusters(record: Record, clusters: Mapping[str, Cluster]) -> list[str]:
+    """The clusters open to a job's tenant, of those the one that it names, but none that refused its submitter."""
+    tenant, named, refused_by = record.key.tenant, spec_in(record).cluster, record.body.get("refused_by", ())
+    return sorted(
+        name
+        for name, cluster in clusters.items()
+        if open_to(cluster, tenant) and named in ("", name) and name not in refused_by
+    )
+
+
+def list_candidates(record: Record, clusters: Mapping[str, Cluster]) -> list[str]:
+    """Of the open clusters those in zones where the law lets the job run."""
+    return _in_lawful_zones(list_open_clusters(record, clusters), record, clusters)
+
+
+def _in_lawful_zones(names: Iterable[str], record: Record, clusters: Mapping[str, Cluster]) -> list[str]:
+    zones = record.body["zones"]
+    return [name for name in names if zones is None or clusters[name].zone in zones]
 
 
 def spec_in(record: Record) -> JobSpec:

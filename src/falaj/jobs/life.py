@@ -20,25 +20,31 @@ from falaj.jobs.records import (
     SUCCEEDED,
     WAITING,
     Body,
+    JobSpec,
 )
 from falaj.schedule.model import Spot
 
 KEPT_ATTEMPTS = 20
+GRACE_S = 30  # beyond what saving takes
 MOST_LOSSES = 50
 """A job that is lost so often in a row without getting further is not unlucky."""
 LONGEST_BACKOFF_S = 300
 BRIEF_S = 60
 """Who gives a place up sooner than this, and got no further, may do so for ever: it waits longer each time."""
 CANCEL, EVICT, RESIZE, LIMIT, ORPHAN = "cancelled", "evicted", "resized", "time limit", "superseded"
+SUSPEND, HOLD, REQUEUE = "suspended", "held", "requeued"
+SAVING = frozenset({EVICT, RESIZE, SUSPEND, HOLD, REQUEUE})
+"""Reasons for which an attempt is asked to save before it is stopped: its job goes on later."""
 _ALONG = ("stopped", "ended with its gang")
 """What slots say whose gang was ended: it is another that says why."""
 _ENDS = {CANCEL: CANCELLED, LIMIT: FAILED}
 
 
 def terms_of(body: Body) -> dict[str, str]:
-    """What lists can ask for."""
+    """What lists can ask for. Folders of attempts are named by the end of the job's id."""
     live = {} if body["state"] in OVER else {"live": "1"}
-    return {"state": body["state"], "queue": body["queue"], "id": body["id"], "by": body["who"]["id"], **live}
+    job_id, person = body["id"], body["who"]["id"]
+    return {"state": body["state"], "queue": body["queue"], "id": job_id, "id_end": job_id[-12:], "by": person, **live}
 
 
 def admitted(body: Body, spots: Sequence[Spot], attempt: str, band: int, now: float) -> Body:
@@ -74,6 +80,28 @@ def stopping(
     return {**body, "state": STOPPING, "attempt": {**body["attempt"], "stop": stop}}
 
 
+def saving_grace_s(body: Body, spec: JobSpec) -> int:
+    """Seconds that an attempt has to end in whose job goes on later: as when it makes room for another job."""
+    saves = spec.resumes or body["saved"]
+    return int(body["save_s"] or spec.save_s) + GRACE_S if saves else max(1, spec.grace_s)
+
+
+def stop_for_standing(body: Body, *, removed: bool) -> str:
+    """What is due for a live job whose submitter lost the standing: CANCEL, SUSPEND, or nothing (any more)."""
+    stop = ((body["attempt"] or {}).get("stop") or {}).get("why", "")
+    if removed:
+        return "" if stop == CANCEL else CANCEL
+    return SUSPEND if body["attempt"] and not stop else ""
+
+
+def explained(body: Body, cause: str, lost: int) -> Body:
+    """An eviction says why, and how many device-seconds of work go with it."""
+    stop = body["attempt"]["stop"]
+    if stop["why"] != EVICT:
+        return body
+    return {**body, "attempt": {**body["attempt"], "stop": {**stop, "cause": cause, "lost": lost}}}
+
+
 def refused(body: Body, reason: str, now: float) -> Body:
     """Its cluster did not take it: back in line, alone, and later each time."""
     refusals = body["refusals"] + 1
@@ -82,7 +110,21 @@ def refused(body: Body, reason: str, now: float) -> Body:
     body = _ended(body, "refused", reason, 0, now)
     if body["attempt_stop"] in _ENDS:
         return _finish(body, _ENDS[body["attempt_stop"]], body["attempt_stop"], now)
+    if body["attempt_stop"] in (
+        SUSPEND,
+        HOLD,
+        REQUEUE,
+    ):  # the cluster did nothing wrong: no other one is tried first, and no wait
+        return _waiting(body, f"{body['attempt_stop']}, and queued again", 0)
     return _waiting(body, f"refused: {reason}", now + wait) | {"refusals": refusals, "avoid": cluster}
+
+
+def refused_person(body: Body, reason: str, now: float) -> Body:
+    """Its cluster runs nothing of its submitter: that cluster is no candidate any more, and others are tried now."""
+    cluster = body["attempt"]["cluster"]
+    body = _ended(body, "refused", reason, 0, now)
+    body = {**body, "refused_by": sorted({*body.get("refused_by", ()), cluster})}
+    return _waiting(body, f"{cluster} refuses its submitter: {reason}; queued for other clusters", 0)
 
 
 def ended(body: Body, status: Status, now: float) -> Body:
@@ -101,7 +143,9 @@ def ended(body: Body, status: Status, now: float) -> Body:
     if stop in _ENDS:
         return _finish(body, _ENDS[stop], stop, now)
     if stop:
-        return _waiting(body, f"{stop}, and queued again", 0) | {"evictions": body["evictions"] + (stop == EVICT)}
+        return _waiting(body, _eviction_note(body["attempts"][-1]) or f"{stop}, and queued again", 0) | {
+            "evictions": body["evictions"] + (stop == EVICT)
+        }
     if code == YIELDED and not brief:
         return _waiting(body, "it gave its place up, and is queued again", 0) | {"losses": 0}
     if LIMIT in why:
@@ -117,6 +161,28 @@ def cancelled(body: Body, why: str, now: float) -> Body:
     return _finish(body, CANCELLED, why, now)
 
 
+def hold_job(body: Body, person: str, reason: str, now: float, grace_s: int) -> Body:
+    """Held by a person: it does not start before it is released; a running attempt saves and stops."""
+    hold = {"by": person, "reason": reason[:400], "at": now}
+    body = {**body, "hold": hold}
+    if body["attempt"] is not None:
+        return stopping(body, HOLD, now, grace_s=grace_s)
+    return {**body, "state": HELD, "note": hold_note(hold)}
+
+
+def release_job(body: Body) -> Body:
+    """No longer held by a person; it may still wait for other jobs."""
+    body = {**body, "hold": None}
+    if body["attempt"] is not None:
+        return body
+    return {**body, "state": HELD if body["after"] else WAITING, "note": ""}
+
+
+def hold_note(hold: Mapping[str, Any]) -> str:
+    """Who holds a job, and why."""
+    return f"held by {hold['by']}" + (f": {hold['reason']}" if hold["reason"] else "")
+
+
 def failed(body: Body, why: str, now: float) -> Body:
     """It cannot go on, whatever is tried."""
     body = _ended(body, "failed", why, 0, now) if body["attempt"] else body
@@ -127,7 +193,7 @@ def again(body: Body) -> Body:
     """A job that is over is asked for once more."""
     return {
         **body, "state": HELD if body["after"] else WAITING, "failures": 0, "losses": 0, "refusals": 0,
-        "not_before": 0, "note": "", "ended": 0.0,
+        "not_before": 0, "note": "", "ended": 0.0, "hold": None, "refused_by": [],
     }  # fmt: skip
 
 
@@ -172,6 +238,7 @@ def _ended(body: Body, outcome: str, why: str, code: int, now: float) -> Body:
         "admitted": attempt["admitted"],
         "outcome": f"{outcome}: {why}"[:500] if why else outcome, "slots": len(attempt["spots"]),
         "for": stop.get("for", "") if outcome == stop.get("why") else "",
+        **(_loss(attempt) if outcome == EVICT and "cause" in stop else {}),
     }  # fmt: skip
     use = {**body["use"], "nodes": {}, "charge": {}}
     return {
@@ -182,11 +249,33 @@ def _ended(body: Body, outcome: str, why: str, code: int, now: float) -> Body:
 
 
 def _waiting(body: Body, note: str, not_before: float) -> Body:
-    return {**body, "state": WAITING, "note": note[:500], "not_before": round(not_before)}
+    hold = body.get("hold")
+    state, note = (HELD, hold_note(hold)) if hold else (WAITING, note)
+    return {**body, "state": state, "note": note[:500], "not_before": round(not_before)}
 
 
 def _finish(body: Body, state: str, note: str, now: float) -> Body:
     return {**body, "state": state, "note": note[:500], "ended": now}
+
+
+def _loss(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """Why an attempt was evicted, and the device-seconds that went with it."""
+    stop = attempt["stop"]
+    return {"cause": stop["cause"], "lost": stop["lost"], "gpus": any(devices for _, _, devices, _ in attempt["spots"])}
+
+
+def _eviction_note(attempt: Mapping[str, Any]) -> str:
+    if "cause" not in attempt:
+        return ""
+    return f"evicted: {attempt['cause']}; {work_lost(attempt)}; queued again"
+
+
+def work_lost(attempt: Mapping[str, Any]) -> str:
+    """How much work went with an evicted attempt."""
+    unit, lost = "GPU" if attempt["gpus"] else "core", attempt["lost"]
+    if not lost:
+        return "no work is lost"
+    return f"{lost / 3600:.3g} {unit}-hours of work are lost" if lost >= 3600 else f"{lost} {unit}-seconds are lost"
 
 
 def _lost(body: Body, said: str, why: str, now: float) -> Body:

@@ -12,6 +12,7 @@ WAITING, HELD, STARTING, RUNNING, STOPPING = "waiting", "held", "starting", "run
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
 OVER = frozenset({SUCCEEDED, FAILED, CANCELLED})
 STATES = (WAITING, HELD, STARTING, RUNNING, STOPPING, SUCCEEDED, FAILED, CANCELLED)
+LIVE_STATES = (WAITING, HELD, STARTING, RUNNING, STOPPING)
 WAITED_S = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
 """Bounds by which waits of attempts are counted: from at once to a day."""
 

@@ -10,20 +10,21 @@ from typing import Annotated, Any
 
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
-from falaj.core.execute import JOB
+from falaj.core.execute import JOB, REPLICAS
 from falaj.core.label import Label
 from falaj.core.ports import Key
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
 from falaj.fleet.amounts import band as band_of
 from falaj.fleet.clusters import Clusters
-from falaj.fleet.queues import queue_for, read_rules
+from falaj.fleet.queues import SERVING_BAND, queue_for, read_rules, top_band, way_up
 from falaj.fleet.records import QueueRule
 from falaj.fleet.samples import Hearing
 from falaj.fleet.use import house_of
 from falaj.jobs import life, tracing, views, waits
 from falaj.jobs.accounts import Accounts
 from falaj.jobs.admission import Asked, check_names, check_possible, loosened, new_body
+from falaj.jobs.control import JobControl
 from falaj.jobs.facts import snapshot, spec_in
 from falaj.jobs.records import (
     CANCELLED,
@@ -44,7 +45,9 @@ from falaj.jobs.records import (
 from falaj.jobs.replay import Replays
 from falaj.jobs.spec import checked, params_of
 from falaj.jobs.staging import Staging
-from falaj.schedule.model import NEVER, Reason
+from falaj.jobs.standing import StandingReader
+from falaj.jobs.waiting_caps import check_waiting_caps
+from falaj.schedule.model import BANDS, NEVER, NORMAL, Reason
 from falaj.store.codec import to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.records import Record
@@ -59,7 +62,7 @@ TOLD_S = 10.0
 """A job's progress is written down at most so often."""
 
 
-class Jobs(Accounts, Replays):
+class Jobs(JobControl, Accounts, Replays):
     """Run programs on clusters: submit, follow, cancel, and ask why one waits."""
 
     def __init__(self, ledger: Ledger, clusters: Clusters, track: Track, staging: Staging) -> None:
@@ -100,7 +103,9 @@ class Jobs(Accounts, Replays):
         with self._ledger.write(ctx) as tx:
             if tx.get(job) is not None:
                 raise Conflict(f"{job} exists already", "choose another name, or leave it out", job)
-            rule = _queue(ctx, tx, job, spec, spec.queue)
+            rules = _read_rules_by_name(tx)
+            rule = _granting_queue(ctx, rules, job, spec, ctx.attempt_kind)
+            self._check_caps(ctx, rules, rule.name, ctx.actor.behalf or ctx.actor.id, ctx.attempt_kind)
             known = self._clusters.known(tx)
             body = new_body(ctx, known, self.staging, asked, rule.name, tx)
             record = _draft(ctx, job, body)
@@ -144,9 +149,11 @@ class Jobs(Accounts, Replays):
             "terms": {name: value for name, value in wanted.items() if value}, "after": after, "limit": limit,
         }  # fmt: skip
         with self._ledger.read(ctx) as tx:
-            page = tx.find("job", **asked)
-        why = self._reasons(ctx, page.records) if more.get("why") else {}
-        return JobPage(tuple(_reasoned(record, why) for record in page.records), page.next)
+            page, standings = tx.find("job", **asked), StandingReader(tx)
+            reasons = [standings.reason(record) for record in page.records]
+        why = self.read_reasons(ctx, page.records) if more.get("why") else {}
+        shown = [_reasoned(record, why) for record in page.records]
+        return JobPage(tuple(map(views.held_back, shown, reasons)), page.next)
 
     @verb(reads=("job",))
     def show(self, ctx: Context, job: Annotated[Ref, "which job"]) -> JobView:
@@ -156,7 +163,9 @@ class Jobs(Accounts, Replays):
             falaj jobs show job:fraud/train-1
         """
         with self._ledger.read(ctx) as tx:
-            return views.job(tx.need(job.bare), partial(waits.name_of, ctx, tx))
+            record = tx.need(job.bare)
+            view = views.job(record, partial(waits.name_of, ctx, tx))
+            return views.held_back(view, StandingReader(tx).reason(record))
 
     @verb(reads=("job",), group="read", outside=True)
     def logs(
@@ -190,27 +199,6 @@ class Jobs(Accounts, Replays):
         return LogPage(chunk.lines, chunk.cursor, tried["number"], chunk.over)
 
     @verb(writes=("job",))
-    def cancel(
-        self, ctx: Context, job: Annotated[Ref, "which job"], reason: Annotated[str, "why, for the record"] = ""
-    ) -> JobView:
-        """Cancel a job. One that runs is asked to end, and ended by force after its grace.
-
-        Example:
-            falaj jobs cancel job:fraud/train-1
-        """
-        with self._ledger.write(ctx) as tx:
-            old = _need(tx, job)
-            body = old.body
-            if body["state"] in OVER:
-                raise Conflict(f"{job.bare} is over: {body['state']}", "there is nothing to cancel", job)
-            if body["attempt"] is None:
-                body = life.cancelled(body, reason or "cancelled", ctx.now())
-                self._track.finish(ctx, Ref.parse(body["run"]), "killed")
-            else:
-                body = life.stopping(body, life.CANCEL, ctx.now(), grace_s=spec_in(old).grace_s)
-            return self._save(tx, old, body, "jobs.cancel", reason=reason[:500])
-
-    @verb(writes=("job",))
     def retry(self, ctx: Context, job: Annotated[Ref, "which job"]) -> JobView:
         """Run a job again that failed or was cancelled, with exactly what it was given; its checkpoints are kept.
 
@@ -223,6 +211,7 @@ class Jobs(Accounts, Replays):
                 raise Conflict(
                     f"{job.bare} is {old.body['state']}", "only what failed or was cancelled is retried", job
                 )
+            self._check_caps(ctx, _read_rules_by_name(tx), old.body["queue"], old.body["who"]["id"], _kind(old))
             self._track.end(ctx, Ref.parse(old.body["run"]), "running")
             return self._save(tx, old, life.again(old.body), "jobs.retry")
 
@@ -247,7 +236,10 @@ class Jobs(Accounts, Replays):
             old = _waiting(tx, job)
             sizes = {"count": workers, "gpus": gpus, "cpus": cpus, "memory": memory}
             spec = _changed(spec_in(old), sizes, band, _kind(old))
-            rule = _queue(ctx, tx, job, spec, queue or old.body["queue"])
+            rules = _read_rules_by_name(tx)
+            rule = _granting_queue(ctx, rules, job, replace(spec, queue=queue or old.body["queue"]), _kind(old))
+            if rule.name != old.body["queue"]:
+                self._check_caps(ctx, rules, rule.name, old.body["who"]["id"], _kind(old))
             body: Body = {
                 **old.body, "spec": to_plain(spec), "band": band_of(spec.band), "queue": rule.name, "not_before": 0,
                 "use": {**old.body["use"], "queue": rule.name},
@@ -364,7 +356,7 @@ class Jobs(Accounts, Replays):
             found = {name: tx.get(Ref.parse(name), record.key.tenant) for name in record.body["after"]}
         return {name: one.body["state"] if one else "" for name, one in found.items()}
 
-    def _reasons(self, ctx: Context, records: Iterable[Record]) -> dict[str, Reason]:
+    def read_reasons(self, ctx: Context, records: Iterable[Record]) -> dict[str, Reason]:
         """Why those of these jobs wait that do."""
         ids = [record.body["id"] for record in records if record.body["state"] == WAITING]
         if not ids:
@@ -388,16 +380,34 @@ class Jobs(Accounts, Replays):
             ctx, place, asked.job.name, {"job": str(asked.job)}, params_of(asked.spec), 0.0, record.body["id"], used
         )
 
+    def _check_caps(self, ctx: Context, rules: Mapping[str, QueueRule], queue: str, person: str, kind: str) -> None:
+        """Replicas are not counted out: an endpoint must not stop because people queued many jobs."""
+        if kind in REPLICAS or not any(rule.is_capped for rule in way_up(queue, rules)):
+            return
+        with self._ledger.look(ctx) as snapshot_tx:
+            check_waiting_caps(self._ledger, snapshot_tx, rules, queue, (ctx.tenant, person))
+
     def _save(self, tx: Writer, old: Record, body: Body, said: str, **fields: str) -> JobView:
         record = tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body))
         tx.emit(said, record.ref, (), **fields)
         return views.job(record)
 
 
-def _queue(ctx: Context, tx: Reader, job: Ref, spec: JobSpec, named: str) -> QueueRule:
-    rule = queue_for(read_rules(tx), ctx.tenant, job.project, named)
-    if band_of(spec.band) > rule.top_band:
-        raise Invalid(f"the queue {rule.name} has no band {spec.band}", "choose a lower one, or another queue", job)
+def _read_rules_by_name(tx: Reader) -> dict[str, QueueRule]:
+    return {rule.name: rule for rule in read_rules(tx)}
+
+
+def _granting_queue(ctx: Context, rules: Mapping[str, QueueRule], job: Ref, spec: JobSpec, kind: str) -> QueueRule:
+    """The queue that takes a job of this kind, if it grants the band that the job asks for."""
+    rule = queue_for(rules.values(), ctx.tenant, job.project, spec.queue)
+    top = top_band(rule.name, rules, SERVING_BAND if kind in REPLICAS else NORMAL)
+    if band_of(spec.band) > top:
+        raise Invalid(
+            f"queue {rule.name}: expected band {BANDS[top]} or lower, got {spec.band}",
+            "choose a lower band, or another queue; an operator grants more with "
+            f"falaj queues change {rule.name} --more top_band={spec.band}",
+            job,
+        )
     return rule
 
 

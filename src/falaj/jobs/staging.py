@@ -5,16 +5,19 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from falaj.core.context import Actor, Context
 from falaj.core.errand import Here
-from falaj.core.errors import Denied, Invalid, NotFound
+from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.execute import Attempt
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
-from falaj.govern.refusals import check_inputs
+from falaj.fleet.use import tenants
+from falaj.govern.destruction import HOLDS
+from falaj.govern.refusals import check_usable
 from falaj.govern.secrets import parse_reference
 from falaj.govern.tokens import WorkloadTokens
 from falaj.govern.zones import Zones
@@ -22,22 +25,22 @@ from falaj.jobs.attempts import (
     LaunchDetails,
     actor_of,
     attempt_of,
-    launch_refusal,
     layout_of,
     sources_of,
-    submitter_of,
     workload_of,
 )
 from falaj.jobs.facts import spec_in
+from falaj.jobs.standing import RestrictedInputs, job_standing, submitter_of
 from falaj.jobs.tracing import phase
 from falaj.store.ledger import Ledger, Reader
 from falaj.store.records import Record
 
 TOKEN_S = 900.0
 KEPT_S = 14 * 86_400.0
-"""So long after their last line are the logs of attempts kept."""
+"""Seconds for which logs of attempts and checkpoints of ended jobs are kept after they were last written to."""
 MOST_LOOKED = 1000
-_ATTEMPT = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}-[0-9]+")
+_ATTEMPT = re.compile(r"[a-z0-9-]+-([0-9a-f]{12})-[0-9]+")
+_JOB = re.compile(r"[0-9a-f]{32}")
 
 
 class Staging:
@@ -66,12 +69,11 @@ class Staging:
         """Everything an attempt needs, in its place; the same again does no harm."""
         body = record.body
         with self._ledger.read(ctx) as tx:
-            if why := launch_refusal(tx, record):
-                raise Denied(why, "an administrator of the tenant gives roles, and resumes accounts", record.ref.bare)
+            _check_standing(tx, record)
         self._jurisdiction(ctx, record, cluster.zone)
         if body["inputs"]:  # somebody may have taken their consent back while it waited
             with self._ledger.read(ctx) as tx:
-                check_inputs(tx, record.key.tenant, body["who"]["purpose"], map(Ref.parse, body["inputs"].values()))
+                check_usable(tx, record.key.tenant, body["who"]["purpose"], map(Ref.parse, body["inputs"].values()))
         place = layout_of(cluster, body["attempt"]["id"], body["id"])
         address = self._address or ("agent:" if cluster.address.startswith("agent:") else "")
         if not place.shared and not address and (body["code"] or body["inputs"] or body["outputs"]):
@@ -133,14 +135,47 @@ class Staging:
             for name in ("code", *(name for name in ("inputs", "outputs") if record.body[name])):
                 _remove(place.below(name))
 
-    def sweep(self, cluster: Cluster, live: frozenset[str], forget: Callable[[str], None]) -> None:
-        """Let go of attempts that nobody touched for long: their logs, and then what their executor keeps of them."""
+    def sweep(
+        self,
+        ctx: Context,
+        cluster: Cluster,
+        live: frozenset[str],
+        unfinished: frozenset[str],
+        forget: Callable[[str], None],
+    ) -> None:
+        """Delete what nobody touched for KEPT_S: folders of attempts that are over, and checkpoints of ended jobs.
+
+        `live` are the attempts that run, `unfinished` the ids of jobs that have not ended: their checkpoints stay,
+        however old. Both stay while a legal hold or an open breach keeps the job, or what it was made from. Jobs of
+        which there is no record have ended.
+        """
+        if not cluster.folder:
+            return
         old = time.time() - KEPT_S
-        for folder in Path(cluster.folder).iterdir() if cluster.folder and Path(cluster.folder).is_dir() else ():
+        for folder in _list_folders(cluster.folder):
             attempt = _ATTEMPT.fullmatch(folder.name)
-            if attempt and folder.name not in live and folder.is_dir() and folder.stat().st_mtime < old:
+            is_old = attempt is not None and folder.name not in live and folder.stat().st_mtime < old
+            if attempt and is_old and not self._is_held(ctx, "id_end", attempt[1]):
                 forget(folder.name)
                 shutil.rmtree(folder, ignore_errors=True)
+        for folder in _list_folders(str(Path(layout_of(cluster, "", "").checkpoints))):
+            is_ended = _JOB.fullmatch(folder.name) is not None and folder.name not in unfinished
+            if is_ended and not _is_touched_since(folder, old) and not self._is_held(ctx, "id", folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_held(self, ctx: Context, term: str, value: str) -> bool:
+        """True while a legal hold or an open breach stands on a job with this term, or on what it was made from."""
+        with self._ledger.read(ctx) as tx:
+            by_tenant = {
+                tenant: tx.find("job", tenant=tenant, terms={term: value}).records for tenant in tenants(self._ledger)
+            }
+        return any(
+            duty.rule in HOLDS
+            for tenant, records in by_tenant.items()
+            if records
+            for duties in self._zones.find_duties(replace(ctx, tenant=tenant), records).values()
+            for duty in duties
+        )
 
     def token(self, ctx: Context, record: Record, zone: str) -> str:
         """The next token of an attempt that proved who it is."""
@@ -177,6 +212,33 @@ class Staging:
             return {name: self._resolve(asked, reference).decode() for name, reference in secrets.items()}
         except UnicodeDecodeError:
             raise Invalid("a secret of this job is not text", "variables hold texts") from None
+
+
+def _check_standing(tx: Reader, record: Record) -> None:
+    """Raise Conflict while a job is held back; not Denied: it is not launched, and waits until the reason is gone."""
+    if why := job_standing(tx, record).reason:
+        raise Conflict(why, "an administrator of the tenant gives roles, and resumes accounts", record.ref.bare)
+    if why := RestrictedInputs().find_standing(record, tx.key).reason:
+        hint = "submit it with a version that is not restricted: falaj catalog list shows the newest"
+        raise Conflict(why, hint, record.ref.bare)
+
+
+def _list_folders(folder: str) -> list[Path]:
+    try:
+        return [path for path in Path(folder).iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:  # nothing ran there yet, or it is not mounted
+        return []
+
+
+def _is_touched_since(folder: Path, moment: float) -> bool:
+    """Whether something below a folder was written since; a save may write deep in it, and leave its own time."""
+    with suppress(FileNotFoundError):  # somebody else deletes it
+        for _, _, names, descriptor in os.fwalk(folder, follow_symlinks=False):
+            if os.fstat(descriptor).st_mtime >= moment:
+                return True
+            if any(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mtime >= moment for name in names):
+                return True
+    return False
 
 
 def brings_files(record: Record) -> bool:

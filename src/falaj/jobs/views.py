@@ -1,11 +1,13 @@
 """Jobs as people see them: a record as a view, a state in words, a fix as commands."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from falaj.core.ref import Ref
 from falaj.jobs.facts import spec_in
+from falaj.jobs.life import work_lost
 from falaj.jobs.records import HELD, OVER, STARTING, STOPPING, WAITING, Body, JobView, Tried
 from falaj.schedule.model import BANDS
 from falaj.schedule.words import BUDGETS, shown, spendable
@@ -45,6 +47,13 @@ def job(record: Record, named: Callable[[str], str] | None = None) -> JobView:
     )
 
 
+def held_back(view: JobView, reason: str) -> JobView:
+    """A waiting job that may not start whatever is free, because of its submitter's standing or its queue."""
+    if not reason or view.state != WAITING:
+        return view
+    return replace(view, state=HELD, note=reason, reason=HELD)
+
+
 def attempts(body: Body) -> list[dict[str, Any]]:
     """Every attempt that is remembered, the one that lasts at the end."""
     now = body["attempt"]
@@ -70,6 +79,8 @@ def tried(one: dict[str, Any], named: Callable[[str], str] | None = None) -> Tri
     if named is not None and one.get("for"):
         word, _, why = outcome.partition(": ")
         outcome = f"{word}: for {named(one['for'])}{why and f'; {why}'}"
+    if "cause" in one:
+        outcome += f"; {one['cause']}; {work_lost(one)}"
     same = {name: one[name] for name in names}
     return Tried(nodes=tuple(one["nodes"]), admitted=one.get("admitted", 0.0), outcome=outcome, **same)
 

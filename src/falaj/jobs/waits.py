@@ -12,7 +12,9 @@ from falaj.fleet.records import Cluster
 from falaj.fleet.use import every
 from falaj.jobs import views
 from falaj.jobs.facts import kind_of, snapshot, spec_in
-from falaj.jobs.records import HELD, SUCCEEDED, WAITING, Why
+from falaj.jobs.life import hold_note, work_lost
+from falaj.jobs.records import HELD, SUCCEEDED, WAITING, Body, Why
+from falaj.jobs.standing import Standing, StandingReader
 from falaj.schedule.model import NEVER, Reason, Snapshot
 from falaj.schedule.words import spendable
 from falaj.store.codec import from_plain
@@ -28,8 +30,8 @@ _FEW = 3
 def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Record) -> Why:
     """One reason, when it starts, and the smallest change that would start it now."""
     body, ref = record.body, record.ref.bare
-    if body["state"] == HELD:
-        return Why(ref, HELD, HELD, _held(tx, record))
+    if (held_why := _why_held(tx, record)) is not None:
+        return held_why
     if body["state"] != WAITING:
         return Why(ref, body["state"], body["state"], views.standing(body))
     facts = snapshot(ledger, clusters, tx, ctx.now())
@@ -59,8 +61,37 @@ def why(ctx: Context, ledger: Ledger, clusters: Clusters, tx: Reader, record: Re
         reason = replace(reason, fix=paid[0], change=paid[1])
     starts = 0.0 if reason.starts >= NEVER else float(reason.starts)
     reason = _named(ctx, tx, reason)
+    text = f"{reason.text}{_evicted_for(ctx, tx, body)}"
     commands = views.commands(ref, reason.change)
-    return Why(ref, WAITING, reason.code, reason.text, reason.fix, commands, dict(reason.change), starts)
+    return Why(ref, WAITING, reason.code, text, reason.fix, commands, dict(reason.change), starts)
+
+
+def _evicted_for(ctx: Context, tx: Reader, body: Body) -> str:
+    """For whom its last attempt was evicted, why, and what was lost; empty where it ended otherwise."""
+    last = body["attempts"][-1] if body["attempts"] else {}
+    if "cause" not in last:
+        return ""
+    return f"; it was evicted for {name_of(ctx, tx, last['for'])}: {last['cause']}; {work_lost(last)}"
+
+
+def _why_held(tx: Reader, record: Record) -> Why | None:
+    """Why a job may not start whatever is free: a person holds it, it waits for jobs, its submitter or its queue."""
+    body, ref = record.body, record.ref.bare
+    if body["state"] == HELD and (hold := body.get("hold")):
+        return Why(ref, HELD, HELD, hold_note(hold), "release it", (f"falaj jobs release {ref}",))
+    if body["state"] == HELD:
+        return Why(ref, HELD, HELD, _held(tx, record))
+    standing = StandingReader(tx).find(record) if body["state"] == WAITING else Standing()
+    if standing.queue:
+        fix = "the people who run this installation release the queue"
+        return Why(ref, HELD, HELD, standing.reason, fix, (f"falaj queues release {standing.queue}",))
+    if standing.restricted_input:
+        fix = "cancel it and submit it with a version that is not restricted: falaj catalog list shows the newest"
+        return Why(ref, HELD, HELD, standing.reason, fix, (f"falaj jobs cancel {ref}",))
+    if standing.reason:
+        fix = "an administrator resumes the account or tenant, or gives the role or project back"
+        return Why(ref, HELD, HELD, standing.reason, fix)
+    return None
 
 
 def _paid(clusters: Clusters, tx: Reader, facts: Snapshot, job: str) -> tuple[str, tuple[tuple[str, str], ...]] | None:
@@ -68,11 +99,12 @@ def _paid(clusters: Clusters, tx: Reader, facts: Snapshot, job: str) -> tuple[st
     knobs, known = clusters.scale_knobs(tx), clusters.known(tx)
     if not job or not knobs.hourly:
         return None
-    from falaj.simulator.elastic import Look, Standing  # arrays: as in `why`
+    from falaj.simulator.elastic import Look  # arrays: as in `why`
+    from falaj.simulator.elastic import Standing as NodeStanding
 
     made = [(one.key.project, one.body) for one in every(tx, KIND, HOUSE) if one.key.project in known]
     kinds = [kind_of(known[cluster], from_plain(NodeFacts, body["facts"])) for cluster, body in made]
-    before = {body["kind"]: from_plain(Standing, body["standing"]) for _, body in made}
+    before = {body["kind"]: from_plain(NodeStanding, body["standing"]) for _, body in made}
     price = {kind.name: kind.node.price for kind in kinds}
 
     def look(hourly: int) -> tuple[str, int]:

@@ -60,7 +60,7 @@ class Incidents(Watches):
         with self._ledger.read(ctx) as tx:
             return incident_in(_need(tx, incident))
 
-    @verb(writes=("incident",))
+    @verb(writes=("incident",), group="control")
     def acknowledge(
         self,
         ctx: Context,
@@ -81,7 +81,7 @@ class Incidents(Watches):
             made = replace(found, state=ACKNOWLEDGED, acknowledged_by=who, acknowledged_at=ctx.now())
             return self._said(ctx, tx, old, made, "monitor.acknowledge", note)
 
-    @verb(writes=("incident",))
+    @verb(writes=("incident",), group="control")
     def resolve(
         self,
         ctx: Context,

@@ -121,7 +121,7 @@ class MonitorLoop:
             grace = grace_s(every_s)
             self._due[key] = 0.0 if more else slot_of(now - grace, every_s) + every_s + grace
             record = self._watches[key] = judged or record
-            self._tidy(key, served, record, now)
+            self._tidy(ctx, served, record)
         if self._desk.tend(ctx, record, now):
             self._again(ctx, key)
         return more
@@ -192,14 +192,17 @@ class MonitorLoop:
             tx.emit(said, kept.ref, **more)
         return kept
 
-    def _tidy(self, key: Key, served: Record, record: Record, now: float) -> None:
-        """Now and then: join what every window has seen, and let go of what was kept long enough."""
+    def _tidy(self, ctx: Context, served: Record, record: Record) -> None:
+        """Now and then: join what every window has seen, and remove what was kept long enough and no hold keeps."""
+        key, now = _key(served), ctx.now()
         if abs(now - self._tidied.get(key, 0.0)) < TIDY_S:
             return
         self._tidied[key] = now
         live = live_in(served.body)
         ends = [one["until"] for name, one in record.body["revisions"].items() if int(name) in live]
         self._desk.serve.sketches.tidy(_whose(served), now, min([*ends, now]) - LATE_S)
+        if self._desk.serve.destruction.is_held(ctx, served):
+            return
         days = books.rules_in(served.body).keep_days
         self._desk.kept.expire(key[0], key[1], now - days * DAY_S)
 

@@ -72,7 +72,7 @@ class Watches:
             self._check_columns(served, old, made)
             body = new_watch(ctx, made, who_of(ctx), old.body if old else None)
             record = self._kept(tx, served, old, body)
-            tx.emit("monitor.add", record.ref, (served.ref,))
+            tx.emit("monitor.add", record.ref, (served.ref,), replaces=int(old is not None and not old.body["removed"]))
             return self._view(tx, record)
 
     @verb(writes=("endpoint",))

@@ -14,6 +14,7 @@ from typing import Any
 
 from falaj.core.errors import Corrupt, Invalid
 from falaj.oip.calls import NO_HEADERS, Call, GrpcCall, GrpcReply, Reply
+from falaj.oip.pieces import append_piece
 
 HELLO, CHALLENGE, PROOF, WELCOME, ASK_REST, ASK_GRPC, REPLY_REST, REPLY_GRPC, CANCEL, DRAIN, PING, PONG, CONTROL = (
     range(1, 14)
@@ -28,6 +29,9 @@ MOST_BYTES = 80 << 20
 MOST_OPEN = 16_384
 """Requests of one connection that are not answered; more is a flood."""
 TEXT_BYTES = 4096
+REPLICA_ITEMS = 1024
+"""Items of a word of a replica; what it counted is one text."""
+_ITEM_SIGNS = (b",", b"[", b"{")
 _JOIN_BYTES = 256 << 10
 _HEAD = Struct("<IBI")
 head = _HEAD.pack
@@ -123,7 +127,7 @@ class Frames(asyncio.Protocol):
         """Cut frames; a piece of one is kept until the rest is here, and joined once."""
         self.heard_at = time.monotonic()
         if self._kept:
-            self._kept.append(data)
+            append_piece(self._kept, data)
             self._kept_bytes += len(data)
             if self._kept_bytes < self._need:
                 return
@@ -316,8 +320,11 @@ def proof(key: bytes, side: bytes, *nonces: bytes) -> bytes:
     return hmac.digest(key, b"falaj hop 1 " + side + b"".join(nonces), hashlib.sha256)
 
 
-def plain(data: bytes) -> dict[str, Any]:
-    """A word that is an object in JSON."""
+def plain(data: bytes, most_items: int = 0) -> dict[str, Any]:
+    """A word that is an object in JSON. `most_items`: of whom is not trusted, so that reading it takes little more
+    memory and time than its bytes; 0 is no bound."""
+    if most_items and sum(map(data.count, _ITEM_SIGNS)) > most_items:
+        raise Corrupt(f"a word of more than {most_items} items", "this is a fault of the sender")
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from falaj.oip.h2_send import Speaking
 from falaj.oip.h2_stream import Messages, Stream
 from falaj.oip.health import Health
 from falaj.oip.hpack_cache import Head, Heads, block
+from falaj.oip.pieces import append_piece
 
 _UNCOUNTED_BYTES = 1 << 18
 """Messages of one connection that are not whole are not counted in the budget until they are more than this."""
@@ -88,7 +89,7 @@ class Calls(Speaking):
         else:
             stream.half = True
             if stream.early is not None:
-                stream.early.append((b"", True))
+                stream.early.append(b"")
             elif not stream.gone:
                 self._ended(stream)
 
@@ -156,9 +157,10 @@ class Calls(Speaking):
             return
         if not reservation.assign(stream.principal or UNKNOWN):
             self._finish_over_budget(stream)
-        for piece, last in early:
+        is_whole = stream.half
+        for number, piece in enumerate(early, 1):
             if not stream.gone:
-                self._gather(stream, piece, last=last)
+                self._gather(stream, piece, last=is_whole and number == len(early))
 
     def _is_open(self, stream: Stream) -> bool:
         return not stream.gone
@@ -186,7 +188,7 @@ class Calls(Speaking):
             self._drop(stream, w.FLOW_CONTROL_ERROR)
         else:
             stream.half = last
-            early.append((piece, last))
+            append_piece(early, piece)
 
     def _finish_over_budget(self, stream: Stream) -> None:
         self._finish(stream, _TOO_MUCH, str(over_budget()), ((b"retry-after", b"1"),))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from falaj.core.errors import Invalid, QuotaExceeded
 from falaj.oip.budget import Reservation
 from falaj.oip.hpack_cache import Head
+from falaj.oip.pieces import append_piece
 
 _PREFIX = struct.Struct(">BI").unpack
 Cancel = Callable[[], None]
@@ -34,8 +35,8 @@ class Stream:
         have not got their last answer."""
         self.reservation: Reservation | None = None
         """What is counted for its messages, where those of the connection that are not whole are not small."""
-        self.early: list[tuple[bytes, bool]] | None = None
-        """Pieces, and whether each is the last, that came before the door decided about the caller."""
+        self.early: list[bytes] | None = None
+        """Pieces that came before the door decided about the caller; `half` says whether the last is among them."""
         self.sizes: dict[int, int] | None = None
         """Bytes counted for each of its messages that has not got its last answer, where some are counted."""
         self.principal: str | None = None
@@ -84,7 +85,7 @@ class Messages:
                 self._begin()
             part = piece[at : at + self._need - self.held]
             at += len(part)
-            self._chunks.append(part)
+            append_piece(self._chunks, part)
             self.held += len(part)
             if self.held < self._need:
                 return

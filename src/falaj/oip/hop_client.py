@@ -196,7 +196,7 @@ class HopClient(f.Frames):
             if self._on_drain is not None:
                 self._on_drain()
         elif kind == f.CONTROL:
-            self.on_control(f.plain(data))
+            self.on_control(f.plain(data, f.REPLICA_ITEMS))
         elif kind != f.PONG:
             raise Invalid(f"a frame of kind {kind}", "speak the same version")
 
@@ -245,7 +245,7 @@ class HopClient(f.Frames):
             self.proven()
             self.put(f.PROOF, 0, f.proof(self._key, b"gateway", self._mine, theirs))
         elif kind == f.WELCOME and self._met == 1:
-            self.about, self._met = f.plain(data), 2
+            self.about, self._met = f.plain(data, f.REPLICA_ITEMS), 2
             self._lots = self.about.pop("lots", False) is True
             self._stand()
             if self._on_ready is not None:

@@ -15,7 +15,7 @@ import msgspec
 
 from falaj.core.errors import FalajError, Unavailable
 from falaj.oip.answers import render
-from falaj.oip.budget import ByteBudget, Reservation, over_budget
+from falaj.oip.budget import UNKNOWN, ByteBudget, Reservation, over_budget
 from falaj.oip.calls import NO_HEADERS, Alike, Call, Reply, RestDoor, Verdict
 from falaj.oip.codings import INLINE_BYTES, Inflater, chosen, deflate, inflate_in_steps, inflate_problem
 from falaj.oip.listening import Listening, peer_of, vouch_for_all
@@ -229,16 +229,18 @@ class Http1(asyncio.Protocol):
             exchange.reservation = reservation
             self._take_admitted(exchange, body)
             return
-        exchange.reservation = reservation = Reservation(self._server.budget)
+        verdict = self._server.judge(exchange.head, self.peer, partial(self._take_judged, exchange, body))
+        if isinstance(verdict, Reply):
+            exchange.answer(verdict)
+            return
+        exchange.reservation = reservation = Reservation(self._server.budget, verdict or UNKNOWN)
         if not reservation.grow(len(body)):
             exchange.answer(problem(over_budget()))
-            return
-        verdict = self._server.judge(exchange.head, self.peer, partial(self._take_judged, exchange, body))
-        if verdict is not None:
-            self._take_judged(exchange, body, verdict)
+        elif verdict is not None:
+            self._take_admitted(exchange, body)
 
     def _take_judged(self, exchange: Exchange, body: bytes, verdict: Verdict) -> None:
-        if exchange.connection is None or exchange.reservation is None:
+        if exchange.connection is None or exchange.reply is not None or exchange.reservation is None:
             return
         if isinstance(verdict, Reply):
             exchange.answer(verdict)

@@ -11,6 +11,7 @@ import httptools
 
 from falaj.oip.budget import UNKNOWN, ByteBudget, Reservation, over_budget
 from falaj.oip.calls import Reply
+from falaj.oip.pieces import append_piece
 from falaj.oip.rest import problem, refusal
 
 
@@ -251,7 +252,7 @@ class Requests:
         self._piece += len(body)
         if self._size > self._limits.body_bytes:
             raise self._stop(413, f"a body of more than {self._limits.body_bytes} bytes", "send less at once")
-        self._parts.append(body)
+        append_piece(self._parts, body)
 
     def on_message_complete(self) -> None:
         self.within = self.expects = self.unjudged = False

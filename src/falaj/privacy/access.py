@@ -1,48 +1,51 @@
-"""Access and portability: everything the platform holds of one person, and of nobody else, as files that are signed.
+"""Access and portability: everything the platform holds of one person, and of nobody else, as an answer they can read.
 
-Rows of views and tables come as Parquet, as they are; what was asked of models, consents and where copies lie as JSON.
-What cannot be searched is named in the answer. It reads by the rights of whoever runs it.
+The platform searches all that is kept, with its own authority (`privacy disclose`); whoever carries the request out
+needs no right to read the data. The answer is a letter in Arabic and English (HTML that prints), the data as CSV and
+JSON, a manifest, its signature, and the proof that the log holds the event of signing. What is missing is named with
+its reason. Nothing is left behind when it fails.
 """
 
+import csv
 import json
-import tempfile
+import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from falaj.asof.keys import partition_of
-from falaj.asof.rows import open_part, rows_of
-from falaj.catalog.reading import open_version
 from falaj.core.data import dataclass
+from falaj.core.documents import Organisation, render_document
 from falaj.core.errand import Here, errand
-from falaj.core.errors import Denied, Invalid
+from falaj.core.errors import Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.features.chapters import open_chapter
-from falaj.features.rewriting import PARQUET, Person, files_of, person_of
-from falaj.features.stream import Arrival, dataset_of, schema_of
-from falaj.privacy.erasing import endpoints_of, entities_of
-from falaj.privacy.isolated_rows import find_rows
-from falaj.privacy.records import ACCESS, PORTABILITY, Request
+from falaj.privacy.answer_letter import AnswerFacts, HeldSource, KeepingLaw, build_letter
+from falaj.privacy.records import ACCESS, LANGUAGES, PORTABILITY, Consent, Request, Signature
+from falaj.privacy.searching import DisclosedSource, DisclosurePage
 from falaj.privacy.shelf import digest_of
-from falaj.privacy.tables import datasets_of, keys_of_people, naming, people_in
 from falaj.store.codec import to_plain
 
-_EVER_S = 4e9
+FORMAT = "falaj-answer/1"
+SIGNATURE_FIELDS = ("digest", "signature", "key", "event")  # the proof has a file of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What was written for a person."""
 
-    COLUMNS: ClassVar = ("request", "folder", "files", "rows", "unsearched")
+    COLUMNS: ClassVar = ("request", "folder", "files", "rows", "complete", "unsearched")
 
     request: Ref
     folder: str
     files: int
     rows: int
+    complete: bool
+    """True when everything was searched and may be told."""
     unsearched: tuple[str, ...]
+    """What is missing, and why."""
     manifest: str
     """The digest that was signed: falaj privacy answer --answer takes it."""
 
@@ -54,162 +57,168 @@ def access(
     subject: Annotated[str, "who, by the identifier that the data carries; compared with the request's pseudonym"],
     out: Annotated[str, "a new folder for the answer"],
 ) -> Answer:
-    """Write everything that is held of a person into a folder: JSON and Parquet, with a signed manifest.
+    """Write everything that is held of a person into a folder: a letter in Arabic and English, CSV, JSON, a signature.
 
-    Rows of every view, tables with a column that names people, requests that endpoints kept, consents, and where copies
-    of these lie. Nothing of anybody else is in it.
+    All versions, formats and purposes are searched, and nothing of anybody else is in it. The dpo and data stewards may
+    run it without a right to read the data: the platform reads, for this one person, and records it.
 
     Example:
         falaj privacy access subject-request:privacy/0199d2f0 784-1990-1234567-1 --out answer
     """
-    asked: Request = here.privacy.request(request)
-    if asked.type not in (ACCESS, PORTABILITY):
-        raise Invalid(f"{request} asks for {asked.type}", "access and portability are answered so", request)
-    if asked.person != here.privacy.pseudonym(subject):
-        raise Denied("this is not the person who asked", "check the identifier, letter by letter", request)
+    subject_request: Request = here.privacy.request(request)
+    if subject_request.type not in (ACCESS, PORTABILITY):
+        hint = "access and portability are answered so"
+        raise Invalid(f"{request} asks for {subject_request.type}", hint, request)
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()):
         raise Invalid(f"{folder.name} is not empty", "name a new folder")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = _Found(here, subject, folder)
-    found.views()
-    found.tables()
-    found.write("answer.json", _told(here, asked, found, subject))
-    return _signed(here, asked, folder, found)
+    draft = folder.with_name(f".{folder.name}.{request.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        (draft / "data").mkdir(mode=0o700, parents=True)
+        draft.chmod(0o700)
+        answer = _write_answer(here, subject_request, subject, draft)
+        if folder.exists():
+            folder.rmdir()
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return replace(answer, folder=str(folder))
 
 
-class _Found:
-    """What was found so far, and the folder it goes to."""
-
-    def __init__(self, here: Here, subject: str, folder: Path) -> None:
-        self.here, self.subject, self.folder = here, subject, folder
-        self.rows, self.unsearched = 0, list[str]()
-        self.held: dict[str, dict[str, Any]] = {}
-
-    def views(self) -> None:
-        """Rows of every view of every entity that is about people."""
-        for _, arrivals in entities_of(self.here, self.subject, people_in(self.here)):
-            person = person_of(arrivals[0].entity, self.subject)
-            for arrival in {dataset_of(one.stream): one for one in arrivals}.values():
-                self._keep(arrival.view, list(_rows(self.here, arrival, person)), _where(arrival))
-
-    def tables(self) -> None:
-        """Rows of every version of every table that has a column which names people."""
-        known: dict[str, list[Any]] = {}
-        keys = keys_of_people(self.here)
-        for version in datasets_of(self.here):
-            names = naming(version, keys)
-            if not names or str(version.ref.bare) in self.held:
-                continue
-            try:
-                tables = list(self._in_table(version.ref, names, known))
-            except (Denied, Invalid) as error:
-                self.unsearched.append(f"{version.ref}: {error.message}")
-                continue
-            self._keep(version.ref, tables, {"zones": version.zones, "made": version.made_at})
-
-    def write(self, name: str, value: Any) -> None:
-        """A file as people can read it."""
-        (self.folder / name).write_text(json.dumps(to_plain(value), ensure_ascii=False, indent=1, default=str))
-
-    def _in_table(self, ref: Ref, names: list[str], known: dict[str, list[Any]]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        _, snapshot = open_version(self.here, ref)
-        files = files_of(snapshot, PARQUET)
-        if not files:
-            raise Invalid("it has no Parquet files, so nobody can tell whose rows are in it")
-        for entry in files:
-            if entry.digest not in known:
-                with tempfile.NamedTemporaryFile(prefix="falaj-access-", suffix=".parquet") as file:
-                    file.writelines(snapshot.read(entry))
-                    file.flush()
-                    batches = list(find_rows(Path(file.name), names, self.subject))
-                known[entry.digest] = [pa.Table.from_batches(batches)] if batches else []
-            yield from known[entry.digest]
-
-    def _keep(self, ref: Ref, tables: list[Any], where: dict[str, Any]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        tables = [one for one in tables if one.num_rows]
-        if not tables:
-            return
-        table = pa.concat_tables(tables, promote_options="permissive")
-        file = f"{ref.kind}-{ref.project}-{ref.name}-{ref.version}.parquet"
-        pq.write_table(table, self.folder / file)
-        self.rows += table.num_rows
-        self.held[str(ref)] = {"file": file, "rows": table.num_rows, **where}
+def _write_answer(here: Here, request: Request, subject: str, folder: Path) -> Answer:
+    disclosed = _disclose(here, request.ref, subject)
+    sources = tuple(_held_source(here, source, folder) for source in disclosed.values() if source.rows)
+    missing = tuple(
+        (source.ref, source.reason or "it holds more records than an answer carries; the others are missing")
+        for source in disclosed.values()
+        if source.reason or source.is_cut
+    )
+    facts = AnswerFacts(
+        request, subject, time.time(), sources, missing, _consents(here, subject),
+        {purpose.name: purpose for purpose in here.privacy.purposes()}, _grants(here), _laws(here, request, sources),
+        _organisation(here),
+    )  # fmt: skip
+    for language in LANGUAGES:
+        (folder / f"answer.{language}.html").write_text(render_document(build_letter(facts, language)), "utf-8")
+    _write_json(folder / "data.json", {source.ref: source.rows for source in sources})
+    _write_json(folder / "answer.json", _plain_answer(facts))
+    return _sign(here, facts, folder)
 
 
-def _rows(here: Here, arrival: Arrival, person: Person) -> Iterator[Any]:
-    """A person's rows of a view, chapter by chapter; what was pushed is settled first."""
-    import pyarrow as pa
-
-    here.features.rows(arrival.view)
-    about: Arrival = here.features.about(arrival.view)
-    schema = schema_of(about.definition, about.entity)
-    alone = len(about.entity.keys) == 1
-    for chapter in about.stream.chapters:
-        with open_chapter(here, chapter, tuple(schema.faces), about) as parts:
-            for part in parts:
-                if alone and partition_of(person.bytes, part.of) != part.partition:
-                    continue
-                rows = open_part(part, [one.type for one in schema.keys])
-                table = rows_of(rows, schema.keys, [one.name for one in schema.columns])
-                yield table.filter(pa.array(person.among(table.column(person.field.name))))
-
-
-def _where(arrival: Arrival) -> dict[str, Any]:
-    label = arrival.labels[""]
-    return {"zones": [arrival.zone], "purposes": sorted(label.purposes), "regimes": sorted(label.regimes)}
+def _disclose(here: Here, request: Ref, subject: str) -> dict[str, DisclosedSource]:
+    """Every source that holds something of the person, or that is missing; one that came in pieces is joined."""
+    sources: dict[str, DisclosedSource] = {}
+    after = ""
+    with here.progress.task("searching what is kept", unit="sources") as task:
+        while True:
+            page: DisclosurePage = here.privacy.disclose(request, subject, after)
+            for source in page.sources:
+                before = sources.get(source.ref)
+                joined = replace(source, rows=(*before.rows, *source.rows)) if before is not None else source
+                sources[source.ref] = joined
+            task.advance(page.searched)
+            after = page.next
+            if not after:
+                return sources
 
 
-def _told(here: Here, asked: Request, found: _Found, subject: str) -> dict[str, Any]:
-    """All that is no table: consents, requests that were kept, purposes, copies, and what was not searched."""
+def _held_source(here: Here, source: DisclosedSource, folder: Path) -> HeldSource:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", source.ref)[:120].strip("-.")
+    file = next(f"data/{each}.csv" for each in _names_after(name) if not (folder / f"data/{each}.csv").exists())
+    columns = list(dict.fromkeys(column for row in source.rows for column in row))
+    with (folder / file).open("w", encoding="utf-8-sig", newline="") as target:  # spreadsheets take it for UTF-8 so
+        writer = csv.DictWriter(target, columns, restval="")
+        writer.writeheader()
+        writer.writerows({column: _cell(value) for column, value in row.items()} for row in source.rows)
+    origin = source.origin
+    duties = tuple(KeepingLaw(duty.law if duty.law in source.regimes else "", duty.until) for duty in source.duties)
+    return HeldSource(
+        source.ref, source.rows, file, source.zone, _country(here, source.zone), source.purposes, source.regimes,
+        source.keep_until, duties, origin.made_at, origin.made_from, origin.meanings, origin.readers, origin.reads,
+    )  # fmt: skip
+
+
+def _names_after(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in range(2, 1_000_000))
+
+
+def _cell(value: object) -> str:
+    """A value as a spreadsheet gets it; a text that it would run as a formula is quoted."""
+    text = (
+        "" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+    )
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9][0-9 .,:/-]*", text) is not None
+
+
+def _country(here: Here, zone: str) -> str:
+    places = {place.id: place.jurisdiction for place in here.zones.list()}
+    return ", ".join(dict.fromkeys(places.get(name.strip(), name.strip()) for name in zone.split(",") if name.strip()))
+
+
+def _consents(here: Here, subject: str) -> tuple[Consent, ...]:
+    consents: list[Consent] = []
+    after = ""
+    while True:
+        page = here.privacy.consents(subject=subject, after=after)
+        consents += page.items
+        after = page.next
+        if not after:
+            return tuple(consents)
+
+
+def _grants(here: Here) -> tuple[Any, ...]:
+    """Transfers that were allowed and stand."""
+    with suppress(Denied):
+        return tuple(state for state in here.zones.grants() if state.state == "active")
+    return ()
+
+
+def _laws(here: Here, request: Request, sources: tuple[HeldSource, ...]) -> dict[str, str]:
+    titles = {regime.id: regime.title for regime in here.zones.regimes()}
+    names = {clock.regime for clock in request.clocks} | {regime for source in sources for regime in source.regimes}
+    return {name: titles.get(name, "") for name in sorted(names - {"NONE"})}
+
+
+def _organisation(here: Here) -> Organisation:
+    with suppress(AttributeError, NotFound):
+        organisation: Organisation = here.privacy.organisation()
+        return organisation
+    return Organisation()
+
+
+def _plain_answer(facts: AnswerFacts) -> dict[str, Any]:
+    """The answer for programs: everything that the letter says, but for the rows themselves."""
+    held = {source.ref: {**to_plain(source), "rows": len(source.rows)} for source in facts.sources}
     return {
-        "request": str(asked.ref), "type": asked.type, "made": time.time(), "held": found.held,
-        "consents": _consents(here, subject), "asked_of_models": _journal(here, subject),
-        "purposes": here.privacy.purposes(), "grants": _grants(here), "not_searched": found.unsearched,
-        "says": "What this platform holds by this identifier, as far as whoever wrote it may read. No legal opinion.",
+        "format": FORMAT, "request": str(facts.request.ref), "type": facts.request.type,
+        "received": facts.request.received, "due": facts.request.due, "answered": facts.answered_at,
+        "complete": not facts.missing, "held": held,
+        "missing": [{"ref": ref, "reason": reason} for ref, reason in facts.missing],
+        "consents": to_plain(facts.consents), "purposes": to_plain(tuple(facts.purposes.values())),
+        "grants": to_plain(facts.grants), "laws": dict(facts.laws),
+        "says": "What this platform holds by this identifier. No legal opinion.",
     }  # fmt: skip
 
 
-def _consents(here: Here, subject: str) -> list[Any]:
-    found, after = [], ""
-    while True:
-        page = here.privacy.consents(subject=subject, after=after)
-        found += page.items
-        after = page.next
-        if not after:
-            return found
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(to_plain(value), ensure_ascii=False, indent=1, default=str), "utf-8")
 
 
-def _journal(here: Here, subject: str) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for endpoint in endpoints_of(here):
-        after = ""
-        while True:
-            page = here.serve.logs(endpoint, since_s=_EVER_S, key=subject, after=after, limit=1000)
-            if page.lines:
-                found.setdefault(str(endpoint), []).extend(page.lines)
-            after = page.next
-            if not after:
-                break
-    return found
-
-
-def _grants(here: Here) -> list[Any]:
-    """Transfers that were allowed: what of the person lies elsewhere is said with each thing."""
-    with suppress(Denied):
-        return [one for one in here.zones.grants() if one.state == "active"]
-    return []
-
-
-def _signed(here: Here, asked: Request, folder: Path, found: _Found) -> Answer:
-    files = {path.name: digest_of(path.read_bytes()) for path in sorted(folder.iterdir())}
-    manifest = json.dumps({"request": str(asked.ref), "files": files}, sort_keys=True, indent=1)
+def _sign(here: Here, facts: AnswerFacts, folder: Path) -> Answer:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): digest_of(path.read_bytes()) for path in paths}
+    manifest = json.dumps({"request": str(facts.request.ref), "files": files}, sort_keys=True, indent=1)
     (folder / "manifest.json").write_text(manifest)
     digest = digest_of(manifest.encode())
-    found.write("signature.json", here.privacy.sign(asked.ref, digest))
-    return Answer(asked.ref, str(folder), len(files) + 2, found.rows, tuple(found.unsearched), digest)
+    signature: Signature = here.privacy.sign(facts.request.ref, digest)
+    _write_json(folder / "signature.json", {name: getattr(signature, name) for name in SIGNATURE_FIELDS})
+    _write_json(folder / "proof.json", signature.proof)
+    rows = sum(len(source.rows) for source in facts.sources)
+    missing = tuple(f"{ref}: {reason}" for ref, reason in facts.missing)
+    return Answer(facts.request.ref, str(folder), len(files) + 3, rows, not missing, missing, digest)

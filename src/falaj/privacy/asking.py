@@ -1,5 +1,6 @@
 """What people ask for: requests with the clock of every regime their data stands under, until they are answered."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
 
@@ -8,8 +9,20 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.applicability import LabelFacts, controller_of, decide_applicability
+from falaj.govern.legal_periods import REQUEST as REQUEST_DUTY
+from falaj.govern.legal_periods import STOP_REASONS
 from falaj.privacy import decide
-from falaj.privacy.records import ANSWERED, CLOSED, ERASURE, OPEN, REFUSED, STATES, TYPES, Page, Request
+from falaj.privacy.clocks import (
+    STOPPED,
+    exempt_clocks,
+    extend_clocks,
+    first_due,
+    open_clocks,
+    resume_clocks,
+    stop_clocks,
+)
+from falaj.privacy.records import ANSWERED, CLOSED, ERASURE, OPEN, REFUSED, STATES, TYPES, Clock, Page, Request
 from falaj.privacy.shelf import MOST_PAGE, Shelf, check_state, check_text, load, named, same, save
 from falaj.store.ledger import Reader, Writer
 from falaj.store.records import Record
@@ -28,10 +41,13 @@ class Asking(Shelf):
         ctx: Context,
         type: Annotated[str, f"one of {', '.join(TYPES)}"],  # noqa: A002 - the word of the law and of the command line
         subject: Annotated[str, "who asks, by the identifier that the data carries; it is not written down"],
-        regimes: Annotated[tuple[str, ...], "the regimes their data stands under; found by labels when empty"] = (),
+        regimes: Annotated[tuple[str, ...], "the regimes that apply; decided from each label when empty"] = (),
         received: Annotated[str, "when it came in, with offset: 2026-11-01T09:00:00+04:00; now when empty"] = "",
     ) -> Request:
-        """Open a request. It is due by the strictest clock among the regimes that the person's data stands under.
+        """Open a request. It is due by the earliest clock of the regimes that apply to people's data.
+
+        Without `regimes`, each label decides by itself which of its regimes apply; one that applies to no label is
+        shown as not applicable, with the reason.
 
         Example:
             falaj privacy ask erasure 784-1990-1234567-1 --received 2026-11-01T09:00:00+04:00
@@ -40,11 +56,11 @@ class Asking(Shelf):
             raise Invalid(f"{type[:40]!r} is no request", f"one of {', '.join(TYPES)}")
         since, person = decide.moment_of(received, ctx.now()), self._person(ctx, subject)
         with self._ledger.write(ctx) as tx:
-            clocks = decide.clocks(decide.REQUEST, self._regimes(ctx, regimes or _carried(tx)), since)
-            made = Request(named(REQUEST), type, OPEN, person, since, decide.strictest(clocks), clocks)
-            record = keep(tx, made)
-            tx.emit("privacy.ask", record.ref, type=type, person=person, due=made.due)
-        return shown(made, ctx.now())
+            clocks = self._request_clocks(ctx, tx, regimes, since)
+            request = Request(named(REQUEST), type, OPEN, person, since, first_due(clocks), clocks)
+            record = keep(tx, request)
+            tx.emit("privacy.ask", record.ref, type=type, person=person, due=request.due)
+        return shown(request, ctx.now())
 
     @verb()
     def requests(
@@ -86,7 +102,7 @@ class Asking(Shelf):
         request: Annotated[Ref, "which request"],
         reason: Annotated[str, "why it takes longer, as the person is told"],
     ) -> Request:
-        """Extend a request once, as far as the regimes let it be; refused when the strictest does not.
+        """Extend a request once, as far as the regimes allow; refused when the earliest clock allows none.
 
         Example:
             falaj privacy extend subject-request:privacy/0199d2f0 --reason "many systems"
@@ -97,10 +113,63 @@ class Asking(Shelf):
             check_state(request, old.state, OPEN)
             if old.extended or (old.due and ctx.now() > old.due):
                 raise Conflict(f"{request} was extended already, or is overdue", "answer it now", request)
-            clocks = decide.extended(old.clocks)
-            made = replace(old, clocks=clocks, due=decide.strictest(clocks), extended=reason)
-            tx.emit("privacy.extend", keep(tx, made, record).ref, due=made.due, reason=reason[:500])
-        return shown(made, ctx.now())
+            if any(clock.state == STOPPED for clock in old.clocks):
+                raise Conflict(f"a clock of {request} is stopped", "falaj privacy resume-clock first", request)
+            clocks = extend_clocks(old.clocks)
+            extended = replace(old, clocks=clocks, due=first_due(clocks), extended=reason)
+            tx.emit("privacy.extend", keep(tx, extended, record).ref, due=extended.due, reason=reason[:500])
+        return shown(extended, ctx.now())
+
+    @verb(reads=("request",), group="write")
+    def stop_clock(
+        self,
+        ctx: Context,
+        request: Annotated[Ref, "which request"],
+        waits_for: Annotated[str, f"what you asked the person for: {', '.join(STOP_REASONS)}"],
+        at: Annotated[str, "when you asked, with offset; now when empty"] = "",
+    ) -> Request:
+        """Stop the clocks that the law lets stand while you wait for the person; the others go on running.
+
+        Example:
+            falaj privacy stop-clock subject-request:privacy/0199d2f0 identification
+        """
+        if waits_for not in STOP_REASONS:
+            raise Invalid(f"waits_for {waits_for[:40]!r}: expected one of {', '.join(STOP_REASONS)}", "name one")
+        since = decide.moment_of(at, ctx.now())
+        with self._ledger.write(ctx) as tx:
+            old, record = read(tx, request)
+            check_state(request, old.state, OPEN)
+            if since < old.received or (old.due and since > old.due):
+                raise Conflict(
+                    f"{request} came in later, or was overdue by then", "name a moment while the clock ran", request
+                )
+            clocks = stop_clocks(old.clocks, waits_for, since)
+            stopped = replace(old, clocks=clocks, due=first_due(clocks))
+            tx.emit("privacy.stop_clock", keep(tx, stopped, record).ref, waits_for=waits_for, at=since)
+        return shown(stopped, ctx.now())
+
+    @verb(reads=("request",), group="write")
+    def resume_clock(
+        self,
+        ctx: Context,
+        request: Annotated[Ref, "which request"],
+        at: Annotated[str, "when the person answered you, with offset; now when empty"] = "",
+    ) -> Request:
+        """Let stopped clocks run again; the days they were stopped are added to their end.
+
+        Example:
+            falaj privacy resume-clock subject-request:privacy/0199d2f0
+        """
+        until = decide.moment_of(at, ctx.now())
+        with self._ledger.write(ctx) as tx:
+            old, record = read(tx, request)
+            check_state(request, old.state, OPEN)
+            if any(stop.since > until for clock in old.clocks for stop in clock.stops):
+                raise Conflict(f"{request} was stopped after that moment", "name a later one", request)
+            clocks = resume_clocks(old.clocks, until)
+            resumed = replace(old, clocks=clocks, due=first_due(clocks))
+            tx.emit("privacy.resume_clock", keep(tx, resumed, record).ref, due=resumed.due, at=until)
+        return shown(resumed, ctx.now())
 
     @verb(reads=("request",), group="write")
     def answer(
@@ -163,6 +232,20 @@ class Asking(Shelf):
         """
         return self._person(ctx, subject, zone)
 
+    def _request_clocks(self, ctx: Context, tx: Reader, regimes: tuple[str, ...], received: float) -> tuple[Clock, ...]:
+        """Open the clocks of the named regimes, or of those that apply to a label of data that may be about people."""
+        places = self._zones.view(ctx)
+        if regimes:
+            return open_clocks(REQUEST_DUTY, self._regimes(ctx, regimes), received, self._calendar_of(ctx))
+        labels = [
+            LabelFacts(frozenset(cell.regimes), frozenset(cell.categories), controller_of(places.zones.get(cell.zone)))
+            for cell in _cells_about_people(tx)
+        ]
+        self._regimes(ctx, {name for label in labels for name in label.regimes})  # Invalid for one without a profile
+        applying, exempt = decide_applicability(labels, places.regimes)
+        clocks = open_clocks(REQUEST_DUTY, applying, received, self._calendar_of(ctx))
+        return (*clocks, *exempt_clocks(REQUEST_DUTY, exempt, places.regimes))
+
     def _answered(self, ctx: Context, request: Ref, state: str, said: str) -> Request:
         check_text("the answer", said)
         with self._ledger.write(ctx) as tx:
@@ -191,7 +274,8 @@ def shown(found: Request, now: float) -> Request:
     return replace(found, overdue=bool(found.due) and (found.closed_at or now) > found.due)
 
 
-def _carried(tx: Reader) -> list[str]:
-    """The regimes of everything that may be about people. Too many are asked rather than too few."""
-    cells = [Cell.decode(text) for kind in _ABOUT for text in tx.cells(kind)]
-    return sorted({regime for cell in cells for regime in cell.regimes})
+def _cells_about_people(tx: Reader) -> Iterator[Cell]:
+    """Yield the distinct labels of everything that may be about people: too many rather than too few."""
+    for kind in _ABOUT:
+        for text in tx.cells(kind):
+            yield Cell.decode(text)

@@ -8,6 +8,7 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.supporting_documents import find_document
 from falaj.privacy.decide import check_basis, missing_texts, moment_of
 from falaj.privacy.records import LANGUAGES, Consent, ConsentPage, Purpose
 from falaj.privacy.refusing import Refusing, mark
@@ -99,7 +100,7 @@ class Purposes(Refusing):
         language: Annotated[str, "ar or en"],
         channel: Annotated[str, "where they agreed, for example app or branch"],
         at: Annotated[str, "when, with offset: 2026-11-01T09:00:00+04:00; now when empty"] = "",
-        document: Annotated[str, "sha256: of what proves it, where something does"] = "",
+        document: Annotated[str, "what proves it, where something does: document:privacy/signed-form-71"] = "",
     ) -> Consent:
         """Record that a person agreed to a purpose. One who took it back before may be used again from now on.
 
@@ -115,9 +116,9 @@ class Purposes(Refusing):
             self._need_consent_basis(tx, purpose)
             if _standing(tx, person, purpose) is not None:
                 raise Conflict("they agreed to this already", "falaj privacy consents shows it")
-            proof = check_digest(document) if document else ""
+            proof = str(find_document(tx, "proof of consent", document).body["sha256"]) if document else ""
             made = Consent(named(CONSENT), person, purpose, text, language, channel, moment, document=proof)
-            record = save(tx, made.ref, made, None, person=person, purpose=purpose, state=made.state)
+            record = save(tx, made.ref, made, None, person=person, purpose=purpose, state=made.state, text=text)
             tx.emit("privacy.consent", record.ref, purpose=purpose, person=person, text=text, language=language)
         self._permit(ctx, subject, purpose, "they agreed")
         return made

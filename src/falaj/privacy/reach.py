@@ -2,16 +2,22 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from falaj.audit.records import Entries, Impact
+from falaj.catalog.life_records import Kept
+from falaj.catalog.records import Version
 from falaj.core.data import dataclass
 from falaj.core.errand import Here, errand
 from falaj.core.ref import Ref
+from falaj.features.persons import kept_by_law
+from falaj.govern.duties import summarize_duties
 from falaj.privacy.records import Breach
 from falaj.privacy.tables import datasets_of, keys_of_people, naming
+from falaj.store.entries import Entry, Listing
 
-_READ = ("open", "read", "checkout", "copy", "carry", "get", "enter", "logs", "fetch")
+READ_ACTS = ("open", "read", "checkout", "copy", "carry", "get", "enter", "logs", "fetch")
 """How acts end by which somebody comes by data."""
 
 
@@ -36,14 +42,19 @@ class Radius:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A version that must be kept, and why."""
+    """A version that must be kept, by which laws, why, and until when."""
 
-    COLUMNS: ClassVar = ("ref", "holds", "until", "zones")
+    COLUMNS: ClassVar = ("ref", "laws", "until", "open_ended", "reasons", "zones")
 
     ref: Ref
+    laws: tuple[str, ...]
+    """Regimes with their article, `label`, `legal hold`, `breach`; empty when nothing keeps it and it is over."""
     holds: tuple[str, ...]
     until: float
-    """When its least retention ends; 0 when none stands."""
+    """The latest date at which one of them ends; 0 when none has a date."""
+    open_ended: bool
+    """True when one of them has no date: a hold, a breach, or a period whose first day is not recorded."""
+    reasons: tuple[str, ...]
     over: bool
     """True when it is kept longer than its label lets it be."""
     zones: tuple[str, ...]
@@ -77,19 +88,51 @@ def radius(here: Here, breach: Annotated[Ref, "which breach"]) -> Radius:
 
 @errand
 def holds(here: Here) -> tuple[Holding, ...]:
-    """List what a legal hold or a retention period keeps, and what is kept longer than it may be.
+    """List every version and blob that a law, a legal hold or a contract keeps, until when, and what is kept too long.
 
     Example:
         falaj privacy holds
     """
-    now, found = time.time(), []
-    for one in datasets_of(here, "dataset", "model"):
-        label = one.label
-        until = one.made_at + label.min_retain_s if label.min_retain_s else 0.0
-        over = label.max_retain_s is not None and one.made_at + label.max_retain_s < now
-        if label.holds or until > now or over:
-            found.append(Holding(one.ref, tuple(sorted(label.holds)), until, over, one.zones))
-    return tuple(found)
+    versions: dict[Ref, Version | Entry] = {}
+    versions |= {version.ref: version for version in datasets_of(here, "dataset", "model", "code")}
+    versions |= {blob.ref: blob for blob in _list_blobs(here)}
+    kept = kept_by_law(here, list(versions))
+    listed = (describe_holding(version, kept.get(ref), time.time()) for ref, version in versions.items())
+    return tuple(holding for holding in listed if holding.laws or holding.over)
+
+
+def _list_blobs(here: Here) -> Iterator[Entry]:
+    """Yield every live version of every blob that the caller may see."""
+    after = ""
+    while True:
+        page: Listing = here.store.list(after=after)
+        for newest in page.entries:
+            yield from _list_versions(here, newest.ref)
+        after = page.next
+        if not after:
+            return
+
+
+def _list_versions(here: Here, blob: Ref) -> Iterator[Entry]:
+    after = ""
+    while True:
+        page: Listing = here.store.list(project=blob.project, name=blob.name, after=after)
+        yield from page.entries
+        after = page.next
+        if not after:
+            return
+
+
+def describe_holding(version: Version | Entry, kept: Kept | None, now: float) -> Holding:
+    """Join what is known of a version with the duties that keep it."""
+    duties = kept.duties if kept else ()
+    most_s = version.label.max_retain_s
+    retention = summarize_duties(duties)
+    laws = tuple(dict.fromkeys(" ".join(filter(None, (duty.law, duty.article))) for duty in duties))
+    return Holding(
+        version.ref, laws, tuple(sorted(version.label.holds)), retention.until, retention.open_ended,
+        tuple(duty.reason for duty in duties), most_s is not None and version.made_at + most_s < now, version.zones,
+    )  # fmt: skip
 
 
 def _users(here: Here, thing: str) -> Counter[str]:
@@ -98,7 +141,7 @@ def _users(here: Here, thing: str) -> Counter[str]:
     while True:
         page: Entries = here.audit.log(about=thing, older=older, limit=1000)
         for entry in page.entries:
-            if entry.verb.rpartition(".")[2] in _READ:
+            if entry.verb.rpartition(".")[2] in READ_ACTS:
                 counted[entry.behalf or entry.actor] += int((entry.body or {}).get("times", 1))
         older = page.older
         if not older or not page.entries:

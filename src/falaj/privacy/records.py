@@ -7,12 +7,16 @@ from typing import ClassVar
 from falaj.audit.records import Proof
 from falaj.core.data import dataclass
 from falaj.core.ref import Ref
+from falaj.govern.legal_calendars import UTC_CALENDAR, Calendar
+from falaj.govern.legal_periods import Deadline
+from falaj.privacy.risks import Risk
 
 ACCESS, PORTABILITY, CORRECTION, RESTRICTION, OBJECTION, ERASURE, REVIEW = TYPES = (
     "access", "portability", "correction", "restriction", "objection", "erasure", "human-review",
 )  # fmt: skip
-OPEN, ANSWERED, REFUSED, CLOSED = STATES = ("open", "answered", "refused", "closed")
-DECISIONS = ("retrain", "retire", "accept")
+OPEN, RETAINED, ANSWERED, REFUSED, CLOSED = STATES = ("open", "retained", "answered", "refused", "closed")
+"""retained: an erasure of which a part is restricted until a duty to keep it ends; the rest is erased."""
+RETRAIN, RETIRE, ACCEPT = DECISIONS = ("retrain", "retire", "accept")
 LANGUAGES = ("ar", "en")
 
 
@@ -57,21 +61,61 @@ class Consent:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """A time during which a clock did not run."""
+
+    reason: str
+    since: float
+    until: float = 0.0
+    """0 while it is still stopped."""
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
-    """What one regime says about when something is due."""
+    """When one regime wants one duty done, with the rule and the calendar this was computed by."""
+
+    COLUMNS: ClassVar = ("regime", "duty", "state", "due", "latest_at", "done_at", "says")
 
     regime: str
     version: int
+    """Of the regime's profile."""
     due: float
-    """0: its profile has no such timer."""
-    status: str
-    """verified, assumed or pending: how far the number was checked."""
-    note: str = ""
-    extended: float = 0.0
-    """When it is due at the latest, where the regime lets it be extended."""
-    done: float = 0.0
-    """Of a breach: when the authority was told."""
+    """0 while the clock is stopped, and where the regime sets no deadline or does not apply."""
+    state: str
+    """running, at-once (due now, the law names no number of hours), stopped, no-deadline or not-applicable."""
+    duty: str
+    """request, breach (notify the authority) or breach-people (notify the people)."""
+    rule: Deadline | None = None
+    calendar: Calendar = UTC_CALENDAR
+    received: float = 0.0
+    latest_at: float = 0.0
+    """When it would be due if it were extended; 0 where it cannot be, or was."""
+    extended: bool = False
+    stops: tuple[Stop, ...] = ()
+    because: Mapping[str, str] = field(default_factory=dict)
+    """Why the regime does not apply, by language (en, ar)."""
+    done_at: float = 0.0
+    """When the duty was done."""
+    waived: bool = False
+    """True where the duty was recorded as not owed; `reference` says why."""
     reference: str = ""
+
+    @property
+    def says(self) -> str:
+        """Return the rule in words with its article, or why there is none."""
+        if self.because:
+            return f"not applicable because {self.because['en']}"
+        if self.rule is None:
+            return "its profile sets no such deadline"
+        unit = self.rule.unit.removesuffix("s") if self.rule.count == 1 else self.rule.unit
+        count = f"{self.rule.count} {unit}" if self.rule.count else unit
+        extension = f", extendable by {self.rule.extension}" if self.rule.extension else ""
+        return f"{count}{extension}: {self.rule.source.article} (checked: {self.rule.source.checked})"
+
+    @property
+    def is_open(self) -> bool:
+        """True until the duty was done or found not to be owed."""
+        return not (self.done_at or self.waived)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +153,7 @@ class Request:
     steps: Mapping[str, str] = field(default_factory=dict)
     """Of an erasure: what was done already, and what came of it."""
     held: tuple[str, ...] = ()
-    """Of an erasure: what the law keeps for now."""
+    """Of an erasure: what is restricted and retained, until when, under which law."""
     derived: tuple[Derived, ...] = ()
 
 
@@ -117,7 +161,7 @@ class Request:
 class Breach:
     """That data was seen, changed or lost by whom or as it should not, and who was told when."""
 
-    COLUMNS: ClassVar = ("ref", "state", "due", "overdue", "nature")
+    COLUMNS: ClassVar = ("ref", "state", "due", "due_now", "overdue", "nature")
 
     ref: Ref
     state: str
@@ -128,6 +172,8 @@ class Breach:
     clocks: tuple[Clock, ...]
     about: tuple[Ref, ...] = ()
     overdue: bool = False
+    due_now: tuple[str, ...] = ()
+    """The regimes that want a notice at once and did not get it."""
     people: int = 0
     """How many people are concerned, as far as is known."""
     measures: str = ""
@@ -153,6 +199,14 @@ class Assessment:
     author: str = ""
     approved_by: str = ""
     opinion: str = ""
+    matrix: tuple[Risk, ...] = ()
+    """The risks, rated one by one before and after their measures."""
+    approved_at: float = 0.0
+    written_at: float = 0.0
+    approver_roles: tuple[str, ...] = ()
+    """The roles of who approved it, when they did."""
+    translations: Mapping[str, str] = field(default_factory=dict)
+    """What is said in one language only, as `risks.ar`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +223,8 @@ class Certificate:
     key: str
     proof: Proof
     """Save it as JSON: falaj_verify.py checks it offline."""
+    state: str
+    """complete: everything was searched afterwards; partial: the statement lists what was not, or is retained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +234,10 @@ class Signature:
     digest: str
     signature: str
     key: str
+    event: str = ""
+    """The id of the event in the log that names the digest."""
+    proof: Proof | None = None
+    """That the log holds this event."""
 
 
 @dataclass(frozen=True, slots=True)

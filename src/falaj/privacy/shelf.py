@@ -11,7 +11,9 @@ from falaj.core.errors import Conflict, Invalid
 from falaj.core.event import new_id
 from falaj.core.ports import Online
 from falaj.core.ref import Ref
+from falaj.govern.approvals import Approvals
 from falaj.govern.keys import Keyring
+from falaj.govern.legal_calendars import Calendar
 from falaj.govern.records import Regime
 from falaj.govern.refusals import PROJECT
 from falaj.govern.regimes import canonical
@@ -28,8 +30,15 @@ class Shelf:
     """The furniture every part of the desk stands on."""
 
     def __init__(
-        self, ledger: Ledger, keyring: Keyring, zones: Zones, audit: Audit, online: Callable[[str], Online]
+        self,
+        ledger: Ledger,
+        keyring: Keyring,
+        zones: Zones,
+        audit: Audit,
+        online: Callable[[str], Online],
+        approvals: Approvals,
     ) -> None:
+        self._approvals = approvals
         self._ledger = ledger
         self._keyring = keyring
         self._zones = zones
@@ -45,6 +54,17 @@ class Shelf:
     def _regimes(self, ctx: Context, names: Iterable[str]) -> list[Regime]:
         known = self._zones.view(ctx).regimes
         return [known[one] for one in canonical(names, known)]
+
+    def _calendar_of(self, ctx: Context) -> Callable[[Regime], Calendar]:
+        """Return which calendar a regime's periods are counted in: that of your zone if the regime is at home there."""
+        zone = self._zones.view(ctx).zones.get(ctx.zone)
+        jurisdiction = zone.jurisdiction if zone else ""
+
+        def find_calendar(regime: Regime) -> Calendar:
+            own = self._zones.calendars().get(jurisdiction) if jurisdiction in regime.home else None
+            return own or regime.calendar
+
+        return find_calendar
 
 
 def spelled(subject: str) -> str:

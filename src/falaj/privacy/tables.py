@@ -17,6 +17,7 @@ from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from falaj.features.case import Case
 from falaj.features.erasing import clear_set
+from falaj.features.persons import versions_of
 from falaj.features.records import DefinedPage, EntityDef
 from falaj.features.rewriting import Person
 from falaj.store.codec import from_plain
@@ -29,16 +30,19 @@ class Cleared:
     removed: set[Ref] = field(default_factory=set)
     made: set[Ref] = field(default_factory=set)
     kept: dict[Ref, str] = field(default_factory=dict)
+    retained: set[Ref] = field(default_factory=set)
+    """Those of `kept` that have the person and that a duty keeps."""
     models: set[Ref] = field(default_factory=set)
 
 
 def datasets_of(here: Here, *kinds: str) -> Iterator[Version]:
-    """Every live version of every dataset (or of these kinds) that the caller may see."""
+    """Yield every live version of every dataset (or of these kinds) that the caller may see."""
     for kind in kinds or ("dataset",):
         after = ""
         while True:
             page: VersionPage = here.catalog.list(kind=kind, after=after)
-            yield from page.versions
+            for newest in page.versions:
+                yield from versions_of(here, newest.ref.bare)
             after = page.next
             if not after:
                 break
@@ -88,20 +92,22 @@ def clear_tables(
             wanted |= {(version.ref.bare, column): None for column in columns}
             if columns and version.table and version.table.format != "parquet":
                 form = version.table.format or "no table that can be read"
-                cleared.kept[version.ref] = f"it names people and is {form}: look at it by hand"
+                cleared.kept[version.ref] = f"it names people and is {form}: it is searched by value"
     for name, column in wanted:
         key = Field(column, "string")
         whom = Person(EntityDef("privacy/person", (key,), column), key, subject)
         case = Case(here, Ref("entity", "privacy", "person"), whom, {name: person[: 2 * NAME_BYTES]}, reason, dry)
         with suppress(Invalid):  # a column that cannot be compared with a text names nobody by it
             clear_set(case, name, each=True)
-        _add(cleared, case)
+        add_case(cleared, case)
     return cleared
 
 
-def _add(cleared: Cleared, case: Case) -> None:
+def add_case(cleared: Cleared, case: Case) -> None:
+    """Add what one erasure from tables took, made and had to keep."""
     cleared.removed.update(case.removed)
     cleared.made.update(case.made)
+    cleared.retained.update(ref for ref, stays in case.kept.items() if stays.duties)
     cleared.kept.update({ref: stays.why for ref, stays in case.kept.items()})
     affected = {Ref.parse(one) for ref in case.removed for one in case.impact(ref).affected}
     cleared.models.update(one for one in affected if one.kind == "model")

@@ -1,8 +1,9 @@
 """What becomes of jobs that do not fit: others make room, they get a turn, or they are lent what is held for one."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -28,7 +29,7 @@ from falaj.schedule.model import (
 )  # fmt: skip
 from falaj.schedule.place import place
 from falaj.schedule.profile import amounts, slots_in
-from falaj.schedule.reclaim import Victims
+from falaj.schedule.reclaim import WHY, Victims
 from falaj.schedule.rights import Claim
 from falaj.schedule.words import BUDGETS, counted, spendable
 
@@ -208,7 +209,7 @@ class Blocked(Board):
         for one in [one for one in self._cleared if one not in self.turns.of or one not in self.lines.jobs]:
             self._forgo(one)
         free = self._cleared.keys() - {self.running[one].stopped_for for one in self.stopping}
-        free = {one for one in free if not self._waits(one)}
+        free = {job_id for job_id in free if not self._waits(job_id) and not self._awaits_others(job_id)}
         return sorted(free, key=lambda one: (self.turns.of[one].at, one))
 
     def _waits(self, job_id: str) -> bool:
@@ -219,6 +220,27 @@ class Blocked(Board):
             return False
         with self._made_way(job_id):
             return self.tree.refusal(job.queue, amount) is None
+
+    def _awaits_others(self, job_id: str) -> bool:
+        """Are its places those of jobs that are being stopped, be it for another?"""
+        return not self.turns.whole(job_id) and bool(self._stopping_on(self.turns.of[job_id].spots))
+
+    @contextmanager
+    def _vacated(self, lent: Container[str]) -> Iterator[None]:
+        """The world without the jobs that are being stopped, and with the places held of the jobs for which they are,
+        but for those in `lent`."""
+        going = [self.running[job_id] for job_id in sorted(self.stopping)]
+        kept = [job_id for job_id in self._cleared if job_id in self.turns.of and job_id not in lent]
+        for job in going:
+            self.world.give(job.spots, job.shape.roles)
+        self.turns.take_back(kept)
+        try:
+            yield
+        finally:
+            self.turns.lend(NEVER, kept)
+            for job in going:
+                self.world.hold(job.spots, job.shape.roles)
+            self.turns.take_back(kept)
 
     def _forgo(self, job_id: str) -> None:
         """What was kept of a quota for a job is anybody's."""
@@ -256,6 +278,9 @@ class Blocked(Board):
         if refusal is not None and refusal[1].startswith(BUDGET):
             self._hold_back(job, number, refusal)
             return
+        if job_id in self._cleared:  # what others left was not enough: it may ask more of them, in this cycle
+            self._claimed.get((job.queue, number), set()).discard(job_id)
+            self._unsettled.add(job.queue)
         if not turn.spots or turn.at <= self.now:
             self._reserve(job, turn.cause if not turn.spots else "what runs there takes longer than expected")
 
@@ -291,9 +316,9 @@ class Blocked(Board):
         return MOST_CLAIMS if len(self.demand) <= MANY_LEAVES else 2
 
     def _claimant(self, queue: str) -> tuple[Job, int] | None:
-        """The first blocked job of a leaf, while nobody was asked to make room for it; then those behind it, as far as
-        others make room for all before them and a guarantee covers them all: it is met at once, not one by one."""
-        parked, first = self.parked.get(queue, ()), True
+        """The first blocked job of a leaf that has not claimed room yet; then those behind it that its guarantee covers
+        beside all for which others make room already: a guarantee is met at once, not job by job."""
+        parked, first, owes = self.parked.get(queue, ()), True, None
         if not self.closed and not parked:
             return None  # nobody is blocked
         for rank, number in self._heads(queue):
@@ -302,23 +327,36 @@ class Blocked(Board):
             asked = self._claimed.get((queue, number), set()) & self.lines.jobs.keys()
             if first and rank[-1] not in asked:
                 return self.lines.jobs[rank[-1]], number
-            if not all(map(self.waited_for, asked)) or not self._owed(queue, number):
+            first, owes = False, owes or self._owing(queue)
+            if owes is None:
                 return None
+            # Of equal jobs none has room made for it where the one before it has none, not even what others leave.
+            if not all(job in self._cleared or self.waited_for(job) for job in asked) or not owes(self.amount(number)):
+                continue
             near = islice(self.lines.best(queue, number), _LOOK if self.dear.get(queue) else None)
             free = (one for one in near if self.too_dear(self.lines.jobs[one], number) is None)
             behind = next((one for one in free if one not in asked), None)
             if behind is not None:
                 return self.lines.jobs[behind], number
-            first = False
         return None
 
-    def _owed(self, queue: str, number: int) -> bool:
-        """Does a guarantee cover one more of a shape, beside all that others make room for already?"""
-        waited = {self.running[one].stopped_for for one in self.stopping} & self.lines.jobs.keys()
-        mine = [self.amount(self.lines.numbers[one]) for one in waited if self.lines.jobs[one].queue == queue]
-        leaf = self.table.leaf(queue)
+    def _owing(self, queue: str) -> Callable[[list[int]], bool] | None:
+        """Whether a leaf's guarantee covers so much more beside all that others make room for; None if it has none."""
+        potential, leaf = self.potential(self._tick), self.table.leaf(queue)
+        if not potential.guaranteed()[leaf].any():
+            return None
+        waited = {self.running[job_id].stopped_for for job_id in self.stopping} | self._cleared.keys()
+        served = [self.lines.jobs[job_id] for job_id in waited & self.lines.jobs.keys()]
+        mine = [self.amount(self.lines.numbers[job.id]) for job in served if job.queue == queue]
         used = [sum(parts) for parts in zip(self.table.used(leaf, 1, base=False).tolist(), *mine, strict=True)]
-        return self.potential(self._tick).owes(leaf, used, self.amount(number))
+        return partial(potential.owes, leaf, used)
+
+    def _is_owed(self, job_id: str) -> bool:
+        """Does its queue's guarantee cover a waiting job beside what runs?"""
+        job = self.lines.jobs[job_id]
+        leaf = self.table.leaf(job.queue)
+        used = self.table.used(leaf, 1, base=False).tolist()
+        return self.potential(self._tick).owes(leaf, used, self.amount(self.lines.numbers[job_id]))
 
     def _settle(self, queue: str, before: Rank | None = None) -> None:
         """Make room for the first blocked job of a leaf, and give turns: to those that stand before one that starts."""
@@ -347,8 +385,7 @@ class Blocked(Board):
             return True
         if self.band(job.queue, job.shape) > NORMAL:
             return True
-        used = self.table.used(self.table.leaf(job.queue), 1, base=False).tolist()
-        return self.potential(self._tick).owes(self.table.leaf(job.queue), used, self.amount(number))
+        return self._is_owed(job.id)
 
     def _claim(self, job: Job, number: int) -> None:
         """Have others make room for it, where that is lawful."""
@@ -365,7 +402,9 @@ class Blocked(Board):
             return
         if self.too_dear(job, number) is not None:
             return
-        lent = self.turns.lend(NEVER, (job.id,))
+        owed = self._is_owed(job.id)
+        yielding = self._yielding(job) if owed else []
+        lent = self.turns.lend(NEVER, {job.id, *yielding})
         left = self.forecast.left(job, self.shapes.keys[number], self.now)
         asked = replace(job, shape=replace(job.shape, band=self.band(job.queue, job.shape)))
         claim = Claim(
@@ -373,20 +412,39 @@ class Blocked(Board):
             self.lines.urgent(job.id), self.run_s(job),
         )  # fmt: skip
         stays = self._lasting(job)
-        with self._made_way(job.id):
-            victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
+        with self._made_way(job.id), self._vacated(lent) if owed and self.stopping else nullcontext():
+            victims = self._unclaimed(claim, stays) if owed and self.stopping else None
+            if victims is None:
+                victims = self.reclaim.victims(claim, self.potential(self._tick), self.now, self.reclaimed, stays)
         costs, refusal = (None, None) if victims is None else self._afford(job, victims.spots)
         if victims is not None and costs is not None:  # else it would be best effort, which disturbs nobody
             self._make_room(job, victims)
+            self._displace(yielding, victims.spots)
         self.turns.take_back(lent)  # after that: what is free of its places is its own, and not a later turn's
         if refusal is not None:
             self._hold_back(job, number, refusal)
+
+    def _unclaimed(self, claim: Claim, allowed: Flags | None) -> Victims | None:
+        """Places that will be free without another eviction, once the jobs are gone that are being stopped."""
+        job, width = claim.job, claim.width
+        spots = place(self.world, job.shape, width, allowed)
+        if spots is None or self.tree.refusal(job.queue, self.counts(job, spots, width)) is not None:
+            return None
+        return Victims(spots)
+
+    def _stopping_on(self, spots: Iterable[Spot]) -> list[Job]:
+        """The jobs that are being stopped on the nodes of these places."""
+        nodes = {spot.node for spot in spots}
+        going = (self.running[job_id] for job_id in sorted(self.stopping))
+        return [job for job in going if not nodes.isdisjoint(spot.node for spot in job.spots)]
 
     def _make_room(self, job: Job, victims: Victims) -> None:
         """Disturb those; who would only have started in this plan does not, or not as wide."""
         starts = {start.job: start for start in self._plan.starts}
         stops = [evict for evict in victims.evictions if evict.job not in starts]
         at = self.now + max((evict.grace_s for evict in stops), default=0)
+        others = [going.stopped_for for going in self._stopping_on(victims.spots)]
+        at = max([at, *(self.turns.of[job_id].at for job_id in others if job_id in self.turns.of)])
         self._cleared[job.id] = job.queue
         self._restore(Reservation(job.id, at, victims.spots, MADE))
         for resize in victims.resizes:
@@ -456,9 +514,13 @@ class Blocked(Board):
             return False
         suits = np.logical_or.reduce([self.profile.suiting(role.ask).any(axis=1) for role in job.shape.roles])
         band = self.band(job.queue, job.shape)
-        turns = [turn.job for turn in self.turns.all()]
-        lower = [one for one in turns if self._band(one) < band and one not in self._cleared]
-        lent = self.turns.lend(self.now + run_s, {job.id, *lower}, suits)
+        yielding = self._yielding(job) if self._is_owed(job.id) else []
+        turns = [turn.job for turn in self.turns.all() if turn.job not in yielding]
+        lower = [job_id for job_id in turns if self._band(job_id) < band and job_id not in self._cleared]
+        # Jobs were stopped for these: a run that was expected to be short, and was not, would stop more of them.
+        end = self.now + job.limit_s if job.limit_s else NEVER
+        keep = {job_id for job_id in turns if job_id in self._cleared and self.turns.of[job_id].at < end} - {job.id}
+        lent = self.turns.lend(self.now + run_s, {job.id, *lower, *yielding}, suits, keep)
         found, refusal = self._find(job)
         if found is not None:
             self._start(job, found, "nobody before it needs the places so soon")
@@ -469,7 +531,28 @@ class Blocked(Board):
         for one in lower if nodes else ():
             if any(spot.node in nodes for spot in self.turns.of[one].spots):
                 self._reserve(self.lines.jobs[one], "a job of a higher band came")
+        self._displace(yielding, found[0] if found is not None else ())
         return found is not None
+
+    def _yielding(self, job: Job) -> list[str]:
+        """Jobs of other queues whose turns yield to a guarantee: all but those for which others were stopped, and of
+        these the ones that no guarantee covers, once those others are gone."""
+        others = [self.lines.jobs[turn.job] for turn in self.turns.all()]
+        return [
+            other.id
+            for other in others
+            if other.queue != job.queue
+            and (other.id not in self._cleared or not (self.waited_for(other.id) or self._is_owed(other.id)))
+        ]
+
+    def _displace(self, jobs: Iterable[str], spots: tuple[Spot, ...]) -> None:
+        """Reserve later turns for these, where a guarantee takes their places."""
+        nodes = {spot.node for spot in spots}
+        for job_id in jobs:
+            turn = self.turns.of.get(job_id)
+            if turn is not None and not nodes.isdisjoint(spot.node for spot in turn.spots):
+                self._reserve(self.lines.jobs[job_id], WHY["guarantee"])
+                self._forgo(job_id)
 
     def _band(self, job_id: str) -> int:
         job = self.lines.jobs[job_id]

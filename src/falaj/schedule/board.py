@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from falaj.schedule.forecast import Cells
 from falaj.schedule.ground import Ground
 from falaj.schedule.model import NEVER, Job, Node, Past, Queue, Snapshot
 
@@ -27,6 +28,7 @@ class Board(Ground):
         self._weigh(job.shape, 1)
         self._want(job, 1)
         self._enter(job)
+        self._learn_step_time(job)
 
     def change(self, job: Job) -> bool:
         """Other facts of a job: progress, a checkpoint, other places, or none any more.
@@ -51,6 +53,7 @@ class Board(Ground):
         if old.spots and old.spots == job.spots and old.queue == job.queue and old.charged == job.charged:
             self.running[job.id] = job
             self._expect(job)
+            self._learn_step_time(job)
         else:
             self._want(old, -1)
             self._want(job, 1)
@@ -113,7 +116,15 @@ class Board(Ground):
 
     def learn(self, past: Past) -> None:
         """Newer quantiles of a template."""
-        changed = self.forecast.learn(past)
+        self._reconsider(self.forecast.learn(past))
+
+    def _learn_step_time(self, job: Job) -> None:
+        """Estimate the family of a running job by the step time that it reports, before any of them has ended."""
+        if changed := self.forecast.learn_step_time(job, self._key(job)):
+            self._reconsider(changed)
+
+    def _reconsider(self, changed: Cells) -> None:
+        """Estimate again what rests on these cells: waiting jobs, running ones and turns."""
         self.fresh |= self.lines.relearn(changed)
         for job_id in self.kin.of(changed):
             self._expect(self.running[job_id])

@@ -7,6 +7,7 @@ and an estimate changes only when it changes by much.
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from falaj.schedule.model import CPU, GPU, NEVER, WHOLE, Job, Past, Shape
@@ -15,6 +16,8 @@ UNKNOWN_S = 3600
 """What is expected of a job nobody knows anything about, where something must be expected."""
 SURE_S = 60
 """A job that ran so long measured its own steps well enough."""
+STEP_CHANGE = 8
+"""A step time that differs from the last one of its family by less than this part of it changes no estimate."""
 FEW = 3
 """So many observations weigh as much as all that lies behind them."""
 MANY = 20
@@ -86,6 +89,8 @@ class Forecast:
         """Take newer quantiles; gives the cells that say something else than before."""
         own, who_cell, pool_cell = cells(past.template, past.key)
         old = self._past.get((past.template, past.key))
+        if old is not None and not past.step_us:
+            past = replace(past, step_us=old.step_us)
         self._past[past.template, past.key] = past
         self._owns[past.template, past.key] = _cell(past)
         before = self._mean(pool_cell), self._lean(who_cell, pool_cell)
@@ -102,6 +107,18 @@ class Forecast:
             return own, who_cell
         self._expected.pop((past.template, past.key), None)
         return (own,)
+
+    def learn_step_time(self, job: Job, shape_key: str) -> Cells:
+        """Take the step time that a running job measured for jobs of its family; return the cells that changed.
+
+        A family whose first job still runs has a step time and no quantiles: its `Past` counts 0 runs.
+        """
+        if not job.spots or not job.step_us or _measured_s(job) < SURE_S:
+            return ()
+        old = self._past.get((job.template, shape_key)) or Past(job.template, shape_key, 0, 0, 0)
+        if abs(job.step_us - old.step_us) * STEP_CHANGE < old.step_us:
+            return ()
+        return self.learn(replace(old, step_us=job.step_us))
 
     def past(self) -> tuple[Past, ...]:
         """All that was learned, sorted."""
@@ -143,8 +160,7 @@ class Forecast:
         """From when its steps were last counted, by its own speed once that is sure, else by its predecessors'."""
         if not job.steps:
             return None
-        ran = job.ran_s + max(job.seen - job.started, 0)
-        own = job.step_us if ran >= SURE_S else 0
+        own = job.step_us if _measured_s(job) >= SURE_S else 0
         known = self._past.get((job.template, shape_key))
         step = own or (known.step_us if known else 0)
         if not step:
@@ -167,6 +183,11 @@ class Forecast:
             self._cells[name] = (old[0] + sign * more[0], old[1] + sign * more[1], old[2] + sign * more[2])
 
 
+def _measured_s(job: Job) -> int:
+    """Seconds that it had run when its steps were last counted, in all attempts."""
+    return job.ran_s + max(job.seen - job.started, 0)
+
+
 def _outrun(whole: int, ran: int) -> int:
     while whole <= ran:
         whole *= 2
@@ -183,7 +204,7 @@ def _blend(cell: Cell | None, behind: Rungs | None) -> Rungs | None:
 
 
 def _cell(past: Past) -> Cell:
-    count = max(min(past.count, MANY), 1)
+    count = min(past.count, MANY)
     return count, count * _rung(past.p50), count * _rung(max(past.p90, past.p50))
 
 

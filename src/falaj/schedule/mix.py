@@ -1,7 +1,9 @@
 """What is asked for, and what idle devices are worth to it: tables that make a node's worth a matter of looking up.
 
-Asks are weighed by the devices wanted for them, rounded down to a power of two: weights change seldom, and depend on
-nothing but what is wanted now. No ask is left out for being rare, so that whole nodes are kept for those who need them.
+Asks are weighed by the slots wanted of them, rounded down to a power of two: weights change seldom, and depend on
+nothing but what is wanted now. Weights by devices would count an ask of 8 GPUs eight times more than one of 1 GPU, and
+leave more parts of devices idle (tests/schedule/test_openb.py has the figures). No ask is left out for being rare, so
+that whole nodes are kept for those who need them.
 """
 
 from collections.abc import Sequence
@@ -108,9 +110,9 @@ def _amount(ask: Ask, name: str) -> int:
 
 def _weights(wanted: dict[Ask, int]) -> dict[Ask, int]:
     """Powers of two, the rarest at least 1."""
-    demand = {ask: slots * (_demand(ask) or WHOLE) for ask, slots in wanted.items() if slots > 0}
-    spare = max(sum(demand.values()).bit_length() - _BITS, 0)
-    return {ask: 1 << max(demand[ask].bit_length() - 1 - spare, 0) for ask in demand}
+    slots_by_ask = {ask: slots for ask, slots in wanted.items() if slots > 0}
+    spare = max(sum(slots_by_ask.values()).bit_length() - _BITS, 0)
+    return {ask: 1 << max(slots.bit_length() - 1 - spare, 0) for ask, slots in slots_by_ask.items()}
 
 
 def _levels(values: Sequence[int]) -> Ints:

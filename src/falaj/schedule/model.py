@@ -220,6 +220,8 @@ class Queue:
     budgets: tuple[Budget, ...] = ()
     usage: int = 0
     """Decayed device-seconds, brought to the moment of the snapshot."""
+    ask_band: int = HIGH
+    """The highest band that people may raise their jobs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,8 @@ class Knobs:
     """At most so many percent of a pool are taken back in a window; guarantees are exempt."""
     lost_percent: int = 50
     """Work lost by evictions is at most so much of the work gained."""
+    grace_s: int = 600
+    """Longest time in seconds that a job may save before it makes room; work that is not saved by then is lost."""
     resize_gap_s: int = 300
     grow: bool = True
     progress_ratio: int = 2

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from falaj.schedule.filling import Amounts
 from falaj.schedule.model import BEST_EFFORT, CPU, WHOLE, Ask, Spot
-from falaj.schedule.rights import Claim, Rights
+from falaj.schedule.rights import GUARANTEE, Claim, Rights
 from falaj.schedule.running import Col, Lay, Running, loose, sums
 from falaj.schedule.world import World
 
@@ -51,10 +51,15 @@ class _Lines:
         fit = room[node]
         row, node, use, shrinks = row[fit], node[fit], use[fit], shrinks[fit]
         bands = running.table[row, Col.BAND]
-        kind = np.where(shrinks, 0, np.where(bands == BEST_EFFORT, 1, np.where(bands < band, 2, 3)))
-        price = kind * _CLASS + right.price[row] * use // np.maximum(running.table[row, Col.SIZE], 1)
-        dear = right.price[row] * WHOLE // np.maximum(running.table[row, Col.SIZE], 1)
-        order = np.lexsort((running.table[row, Col.NAME], dear, kind, node))
+        owed = ~shrinks & (right.evict[row] == GUARANTEE)
+        gentle = np.where(owed, 3, np.where(bands == BEST_EFFORT, 1, np.where(bands < band, 2, 3)))
+        kind = np.where(shrinks, 0, gentle)
+        size = np.maximum(running.table[row, Col.SIZE], 1)
+        # A job that goes for a guarantee goes whole, and is as dear as all of it, however little of it is needed here.
+        share = np.where(owed, np.maximum(use, 1), size)
+        price = kind * _CLASS + right.price[row] * use // share
+        dear = right.price[row] * WHOLE // share
+        order = np.lexsort((running.table[row, Col.NAME], np.where(owed, size, 0), dear, kind, node))
         self._row, self._node, self._shrinks = row[order], node[order], shrinks[order]
         free, counts = _free(world, ask, devices), world.counts(number).astype(np.int64)
         self._steps(free, use[order], price[order], max(_units(ask, devices), 1), counts)

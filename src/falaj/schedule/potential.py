@@ -71,6 +71,14 @@ class Potential:
         slack = np.where(marks[:, 1] > 0, np.array(self.slack)[marks[:, 0]], 0)
         return marks[:, 0], np.maximum(have - marks[:, 1] + slack, 0)
 
+    def guaranteed(self) -> Amounts:
+        """What each leaf may use by its guarantee, by quota, with what rounding may cost."""
+        return self._guaranteed
+
+    @cached_property
+    def _guaranteed(self) -> Amounts:
+        return np.where(self.promised > 0, self.promised + np.array(self.slack), 0)
+
     def keeps(self, row: int, after: Row) -> bool:
         """True when a leaf that uses so much has all it is promised."""
         return self._satisfied(0, row, after) == ONE

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from falaj.schedule.coverage import keeps_cover
 from falaj.schedule.filling import Amounts
 from falaj.schedule.forecast import pool
 from falaj.schedule.model import BEST_EFFORT, CPU, GPU, WHOLE, Evict, Job, Knobs, Resize, Shape, Spot
@@ -25,8 +26,12 @@ from falaj.schedule.world import World
 MARGIN_S = 30
 """Grace beyond the time that saving takes."""
 _TRIES = 2
+_FIRST_BATCH = 64
+"""For a guarantee without a lawful offer, this many borrowing jobs are tried together first, then four times more."""
 _LOOK = 256
 """So many are looked at, gentlest and cheapest first, for what a quota lacks."""
+_LOOK_OWED = 4096
+"""The same for a guarantee."""
 WHY = {
     "width": "a job that waits needs the room it grew into",
     "band": "a job of a higher band waits",
@@ -69,6 +74,7 @@ class _Case:
 class _Loss:
     """What one running job gives up, by quota."""
 
+    row: int
     leaf: int
     band: int
     ran: int
@@ -104,27 +110,53 @@ class Reclaim:
         gentle = np.where(full.evict == BAND_RIGHT, BAND_RIGHT, 0)
         # Those of its own queue are cheap to overtake, and yet it may not pay: then others owe it what they owe.
         owed = np.where(full.wide == PROGRESS, 0, full.wide)
+        borrowers = np.where(gentle, gentle, full.borrows)
         stages = (
-            [gentle, owed, full.evict, full.wide]
+            [gentle, owed, borrowers, full.evict, full.wide]
             if (owed == GUARANTEE).any()
             else [gentle, full.evict, full.wide, owed]
         )
-        stages = [one for one in stages if one.any() or full.shrink.any()]
+        stages = [stage for stage in stages if stage.any() or full.shrink.any()]
+        case = _Case(claim, potential, now, reclaimed, full, allowed, short)
         for at, evict in enumerate(stages):
-            if any((evict == one).all() for one in stages[:at]):
+            if any((evict == stage).all() for stage in stages[:at]):
                 continue
-            right = replace(full, evict=evict)
-            case = _Case(claim, potential, now, reclaimed, right, allowed, short)
+            case = replace(case, right=replace(full, evict=evict))
             for items in self._enough(case, amount) if short else self._offers(case):
                 found = self._tried(case, items) if items else None
                 if found and self._lawful(case, *found):
                     return self._victims(case, *found)
-        return None
+        if not full.borrows.any():
+            return None
+        case = replace(case, right=replace(full, evict=borrowers))
+        chosen = self._thorough(case, amount)
+        return self._victims(case, *chosen) if chosen else None
 
     # a set that is enough, and no more
 
     def _offers(self, case: _Case) -> Iterator[Items]:
         return offers(self._world, self._running, case.claim, case.right, _TRIES)
+
+    def _thorough(self, case: _Case, amount: list[int]) -> tuple[tuple[Spot, ...], Items] | None:
+        """For a guarantee: more and more of those that borrow, cheapest first, until the job has its places.
+
+        Offers are found by devices and cores only, and few of them are tried; what a guarantee is owed must not depend
+        on that.
+        """
+        table, right = self._running.table, case.right
+        rows = np.flatnonzero(right.evict > 0)
+        rows = rows[np.lexsort((table[rows, Col.NAME], right.price[rows]))].tolist()
+        count = _FIRST_BATCH
+        while True:
+            items = {row: self._job(row).spots for row in rows[:count]}
+            if case.short:
+                items = self._gone(case, amount, items)
+            chosen = self._tried(case, items) if items else None
+            if chosen and self._lawful(case, *chosen):
+                return chosen
+            if count >= len(rows):
+                return None
+            count *= 4
 
     def _enough(self, case: _Case, amount: list[int]) -> Iterator[Items]:
         """Those whom its quotas need gone, gentlest and cheapest first: alone, then with those who give it room."""
@@ -171,9 +203,15 @@ class Reclaim:
         if on_path:  # its limit counts what lies below it
             at = tree.index[refusal[0]]
             rows = rows[[at in tree.paths[leaf] for leaf in table[rows, Col.LEAF].tolist()]]
-        order = rows[np.lexsort((table[rows, Col.NAME], right.price[rows], table[rows, Col.BAND]))][:_LOOK].tolist()
+        order = rows[np.lexsort((table[rows, Col.NAME], right.price[rows], self._gentleness(case)[rows]))]
+        order = order[: _LOOK_OWED if right.borrows.any() else _LOOK].tolist()
         narrow = [(row, loose(self._job(row))) for row in order if right.shrink[row]]
         return [*narrow, *((row, self._job(row).spots) for row in order if right.evict[row])]
+
+    def _gentleness(self, case: _Case) -> Amounts:
+        """By row the band that makes it dear to stop it: for a guarantee all that borrow are alike."""
+        right, band = case.right, case.claim.job.shape.band
+        return np.where(right.evict == GUARANTEE, band, self._running.table[:, Col.BAND])
 
     def _tried(self, case: _Case, items: Items) -> tuple[tuple[Spot, ...], Items] | None:
         """The job's places once these are given up, and which of them it takes; the world stays as it is."""
@@ -188,8 +226,8 @@ class Reclaim:
 
     def _spared(self, case: _Case, spots: tuple[Spot, ...], items: Items) -> tuple[tuple[Spot, ...], Items]:
         """Leave out whatever can be, the dearest first, as long as the job still has its places."""
-        table, price = self._running.table, case.right.price
-        dear = sorted(items, key=lambda row: (table[row, Col.BAND], price[row], table[row, Col.NAME]), reverse=True)
+        table, price, rank = self._running.table, case.right.price, self._gentleness(case)
+        dear = sorted(items, key=lambda row: (rank[row], price[row], table[row, Col.NAME]), reverse=True)
         for row in dear:
             roles = self._job(row).shape.roles
             for part in self._parts(case, row, items[row]):
@@ -261,6 +299,12 @@ class Reclaim:
         cause = potential.cause(leaf, own, self._world.quota(shape, None, case.claim.width).tolist())
         if not cause or (cause == "share" and any(loss.ran < self._knobs.min_run_s for loss in others)):
             return False
+        if not self._keeps_covered(case, others):
+            return False
+        if cause == "guarantee":
+            # A job that borrows may go, so it may shrink as well, whatever its queue has of its guarantee.
+            bound = {loss.leaf for loss in others if not loss.stops and not case.right.borrows[loss.row]}
+            return all(row not in bound or potential.keeps(row, after) for row, _, after in changes[1:])
         if not all(potential.keeps(row, after) for row, _, after in changes[1:]) or not potential.improves(changes):
             return False
         if not any(loss.stops and loss.band == shape.band for loss in others):
@@ -268,6 +312,14 @@ class Reclaim:
         least = self._world.quota(shape, firm(shape, spots), shape.least)
         whole = [(loss, loss.base) for loss in losses if loss.stops and loss.band >= shape.band]
         return potential.improves(self._changes(leaf, least, whole, shape.band, base=True))
+
+    def _keeps_covered(self, case: _Case, losses: Sequence[_Loss]) -> bool:
+        """No queue loses anything that its guarantee covers."""
+        stopped: dict[int, set[int]] = {}
+        for loss in losses:
+            if loss.stops:
+                stopped.setdefault(loss.leaf, set()).add(loss.row)
+        return all(keeps_cover(self._running, case.potential, leaf, rows) for leaf, rows in stopped.items())
 
     def _changes(
         self, leaf: int, more: Amounts, losses: Sequence[tuple[_Loss, Amounts]], band: int, base: bool
@@ -321,9 +373,12 @@ class Reclaim:
         for row in sorted(items, key=lambda row: self._running.ids[row]):
             job, wanted = self._job(row), case.claim.job.id
             if self._stops(row, items[row]):
-                work = int(self._running.table[row, Col.SIZE] * lost[row]) // WHOLE
+                save_s, lost_now = job.save_s, int(lost[row])
+                if save_s > self._knobs.grace_s:
+                    save_s, lost_now = self._knobs.grace_s, max(case.now - (job.saved or job.started), 0)
+                work = int(self._running.table[row, Col.SIZE]) * lost_now // WHOLE
                 why = WHY[CAUSES[case.right.evict[row]]]
-                evictions.append(Evict(job.id, wanted, job.save_s + MARGIN_S, work, why))
+                evictions.append(Evict(job.id, wanted, save_s + MARGIN_S, work, why))
             else:
                 resizes.append(Resize(job.id, _without(job.spots, items[row]), WHY["width"], wanted))
         return Victims(spots, tuple(evictions), tuple(resizes), self._taken(case, items))
@@ -339,7 +394,7 @@ class Reclaim:
         kept = _without(job.spots, freed)
         amount = self._running.amounts[row] - (self._world.quota(job.shape, kept, len(kept)) if kept else 0)
         leaf, band, started = (int(self._running.table[row, column]) for column in (Col.LEAF, Col.BAND, Col.STARTED))
-        return _Loss(leaf, band, now - started, not kept, amount, self._running.base[row])
+        return _Loss(row, leaf, band, now - started, not kept, amount, self._running.base[row])
 
 
 def _without(spots: tuple[Spot, ...], gone: tuple[Spot, ...]) -> tuple[Spot, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from falaj.schedule.coverage import covered_rows
 from falaj.schedule.filling import Amounts
 from falaj.schedule.model import BEST_EFFORT, WHOLE, Job, Knobs
 from falaj.schedule.potential import Potential
@@ -12,7 +13,7 @@ from falaj.schedule.running import Col, Running, sums
 CHURN_S = 300
 """What each earlier eviction of a job adds to the price of the next."""
 MOST_LATE = 8
-"""Nobody gives way to deadlines more often than this."""
+"""Evictions after which a job gives way to no deadline, and a covered job to no higher band of its queue."""
 WIDTH, BAND_RIGHT, GUARANTEE, SHARE, LATE, PROGRESS = range(6)
 CAUSES = ("width", "band", "guarantee", "share", "deadline", "progress")
 
@@ -51,6 +52,8 @@ class Rights:
     """The right to stop it; 0: none. Of other queues, only as many as they have above what is theirs."""
     wide: Amounts
     """The same with all of those queues, of which no more than so many may go."""
+    borrows: Amounts
+    """For a guarantee, those of other queues that no guarantee covers: any of them may go."""
     shrink: Amounts
     """1 where it may be made as narrow as it can be."""
     price: Amounts
@@ -72,17 +75,26 @@ def rights(claim: Claim, running: Running, potential: Potential, amount: list[in
     able = (table[:, Col.LEAF] >= 0) & (table[:, Col.FIXED] == 0)
     mine, same = table[:, Col.LEAF] == leaf, table[:, Col.BAND] == band
     old = now - table[:, Col.STARTED] >= knobs.min_run_s
-    evict, wide = np.zeros((2, len(table)), np.int64)
+    evict, wide, borrows = np.zeros((3, len(table)), np.int64)
     used = running.used(leaf, 1, base=False).tolist()
     owed = potential.owes(leaf, used, amount)
-    others = able & ~mine & (table[:, Col.BAND] <= band) & (table[:, Col.BAND] > BEST_EFFORT) & (old | owed)
+    # A guarantee does not yield to the band of a job that borrows, nor to how lately it started.
+    others = able & ~mine & (table[:, Col.BAND] > BEST_EFFORT)
+    others &= np.bool_(owed) | (old & (table[:, Col.BAND] <= band))
     # What is deserved is of no use where there is nobody to take it from, and takes longer to find out than the rest.
     cause = "guarantee" if owed else potential.cause(leaf, used, amount) if others.any() else ""
     others &= bool(cause)
+    often = mine & (table[:, Col.EVICTIONS] >= MOST_LATE)
+    covered = covered_rows(running, potential) if owed or often.any() else often
+    if owed:  # where nothing is lost by any of them, the smallest goes
+        price += np.maximum(table[:, Col.SIZE] // WHOLE, 1) - 1
     if others.any():
         few, some = _above(running, potential, cause, np.flatnonzero(others), price)
         evict[few] = CAUSES.index(cause)
         wide[some] = CAUSES.index(cause)
+        if owed:
+            borrows[others & ~covered] = GUARANTEE
+            wide[others & ~covered] = GUARANTEE
     if knobs.progress_ratio:
         service = running.service(now)
         less = able & mine & same & old
@@ -93,13 +105,14 @@ def rights(claim: Claim, running: Running, potential: Potential, amount: list[in
     if claim.urgent:
         later = (table[:, Col.DEADLINE] > claim.job.deadline) & (table[:, Col.EVICTIONS] < MOST_LATE)
         evict[able & mine & same & old & later] = LATE
-    evict[able & ((mine & (table[:, Col.BAND] < band)) | (table[:, Col.BAND] == BEST_EFFORT))] = BAND_RIGHT
+    spent = covered & often
+    evict[able & ((mine & (table[:, Col.BAND] < band) & ~spent) | (table[:, Col.BAND] == BEST_EFFORT))] = BAND_RIGHT
     # Whom it may stop may shrink instead, however lately it was resized.
     rested = (now - table[:, Col.RESIZED] >= knobs.resize_gap_s) | (evict > WIDTH) | (cause == "guarantee")
     shrink = (
         able & (table[:, Col.EXTRA] > 0) & rested & ((mine & (table[:, Col.BAND] <= band)) | (evict > WIDTH) | others)
     )
-    return Rights(evict, np.where(evict, evict, wide), shrink.astype(np.int64), price)
+    return Rights(evict, np.where(evict, evict, wide), borrows, shrink.astype(np.int64), price)
 
 
 def _above(

@@ -42,8 +42,9 @@ class Running:
         self.elastic: set[str] = set()
         """Those that may have more slots than they have."""
         self.table = np.zeros((64, Col.NAME + 1), np.int64, "F")  # columns are read whole, rows one by one
-        self._both = np.zeros((2, 64, len(tree.quotas)), np.int64)
-        """Amounts by quota, now and at the smallest width."""
+        self._both = np.zeros((3, 64, len(tree.quotas)), np.int64)
+        """Amounts by quota: now, at the smallest width, and what that requests wherever it is placed."""
+        self._requests: dict[int, tuple[Shape, Amounts]] = {}
         self._totals = np.zeros((2, tree.top, len(BANDS), len(tree.quotas)), np.int64)
         """The sums of both, by leaf and band."""
         self.entries = np.zeros((64, 6), np.int64, "F")
@@ -76,11 +77,12 @@ class Running:
         )  # fmt: skip
         if wider > 0:
             self.elastic.add(job.id)
-        both, total = self._both[:, row], self._totals[:, leaf, shape.band]  # views
+        both, total = self._both[:2, row], self._totals[:, leaf, shape.band]  # views
         both[:] = self._world.quota(shape, job.spots, 0) if amount is None else amount
         if extra:
             both[1] = self._world.quota(shape, firm(shape, job.spots), shape.least)
         total += both
+        self._both[2, row] = self._request(shape)
         self._enter(row, job, extra)
 
     @property
@@ -94,6 +96,19 @@ class Running:
         """The same at the smallest width."""
         base: Amounts = self._both[1]
         return base
+
+    @property
+    def requests(self) -> Amounts:
+        """What each job requests at its smallest width: of a model only where it names one, wherever it was placed."""
+        requests: Amounts = self._both[2]
+        return requests
+
+    def _request(self, shape: Shape) -> Amounts:
+        cached = self._requests.get(id(shape))
+        if cached is None or cached[0] is not shape:
+            amount = self._world.quota(shape, None, shape.least)
+            cached = self._requests[id(shape)] = shape, amount[: len(self._tree.quotas)]
+        return cached[1]
 
     def expect(self, job: Job, left_s: int | None, now: int) -> None:
         """A job that runs as before will run for so long, if that is known."""
@@ -109,7 +124,7 @@ class Running:
         self.elastic.discard(job_id)
         leaf, band = self.table[row, : Col.BAND + 1].tolist()
         total = self._totals[:, leaf, band]
-        total -= self._both[:, row]
+        total -= self._both[:2, row]
         self.table[row, Col.LEAF] = -1
         self._free_rows.append(row)
         for entry in self._mine.pop(job_id):

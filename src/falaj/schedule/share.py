@@ -10,7 +10,7 @@ import numpy as np
 
 from falaj.core.errors import Corrupt, Invalid
 from falaj.schedule.filling import FINE, Amounts, fill
-from falaj.schedule.model import Queue
+from falaj.schedule.model import CRITICAL, Queue
 from falaj.schedule.promises import ONE, brought
 
 Row = Sequence[int]
@@ -30,7 +30,7 @@ class Tree:
         known = {queue.name: queue for queue in queues}
         for queue in queues:
             for end in (at for at, letter in enumerate(queue.name) if letter == "/"):
-                known.setdefault(queue.name[:end], Queue(queue.name[:end]))
+                known.setdefault(queue.name[:end], Queue(queue.name[:end], top_band=CRITICAL, ask_band=CRITICAL))
         self.names = tuple(sorted(known, key=lambda name: (name.count("/"), name.split("/"))))
         self.index = {name: row for row, name in enumerate(self.names)}
         self.top = len(self.names)

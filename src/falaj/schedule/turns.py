@@ -143,16 +143,20 @@ class Turns:
         """Jobs whose turn has come, or is void."""
         return [turn.job for turn in self.all() if turn.at <= now or not turn.spots]
 
-    def lend(self, end: int, but: Container[str] = (), suits: Flags | None = None) -> list[str]:
+    def lend(
+        self, end: int, but: Container[str] = (), suits: Flags | None = None, keep: Container[str] = ()
+    ) -> list[str]:
         """Free what is held for turns that come at that time or later, and for these jobs; say whose it was.
 
-        `suits` are the nodes that matter: turns that hold nothing there are left alone.
+        `suits` are the nodes that matter: turns that hold nothing there are left alone, and so are those to `keep`.
         """
         index = self._world.index
         lent = [
             job
             for job, held in self._held.items()
-            if (self.of[job].at >= end or job in but) and any(suits is None or suits[index[part.node]] for part in held)
+            if (self.of[job].at >= end or job in but)
+            and job not in keep
+            and any(suits is None or suits[index[part.node]] for part in held)
         ]
         for job in lent:
             self._let_go(job)

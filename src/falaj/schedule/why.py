@@ -299,7 +299,8 @@ class _Fixes:
             if found is not None:
                 return f"{before}ask for {found[0]}", merged(base[1], found[1])
         tree, band = self._board.tree, self._job.shape.band
-        top = min(tree.queues[row].top_band for row in tree.paths[tree.index[self._job.queue]])
+        queues = [tree.queues[row] for row in tree.paths[tree.index[self._job.queue]]]
+        top = min(min(queue.top_band, queue.ask_band) for queue in queues)
         # What is best effort is not charged.
         for other in (*range(band + 1, top + 1), *((BEST_EFFORT,) if code == "budget" and band else ())):
             word = "raise" if other > band else "lower"

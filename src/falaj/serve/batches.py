@@ -57,7 +57,7 @@ class Batches:
         one = {
             "name": f"{model.project}.{model.name}", "version": model.version.lstrip("v"),
             "files": dict(record.body.get("files", {})), "device": "cuda" if needs.gpus else "cpu",
-            "threads": needs.threads or max(1, int(needs.cpus)),
+            "threads": needs.threads or max(1, int(needs.cpus or 1)),
         }  # fmt: skip
         told = {"model": one, "rows": rows, "columns": list(columns), "keep": list(keep)}
         inputs = {"model": record.ref, "data": data}
@@ -72,7 +72,7 @@ class Batches:
 
 def _spec(needs: Needs, told: str) -> JobSpec:
     check_variables((*needs.env, *needs.secret))  # none of those that we set
-    role = RoleSpec("worker", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
+    role = RoleSpec("worker", 1, needs.cpus or 1.0, needs.memory, needs.gpus, tuple(needs.gpu_models))
     return JobSpec(
         command=COMMAND,
         roles=(role,),

@@ -47,6 +47,7 @@ class Deploying:
         settings: Settings,
     ) -> None:
         self._ledger, self.jobs, self._catalog = ledger, jobs, catalog
+        self.destruction = catalog.destruction
         self.act, self.series, self.keyring, self.settings = act, series, keyring, settings
         self._shelf = SecretShelf(ledger, keyring)
         jobs.hear.append(replicas.Hearing(ledger, settings.zone))
@@ -116,6 +117,11 @@ class Deploying:
             if "{tenant}" in self.settings.online or set(tenants(self._ledger)) <= {HOUSE}:
                 return tenant_address(self.settings.at(self.settings.online), tenant)
             raise
+
+    def endpoint_secret(self, tenant: str, body: books.Body) -> str:
+        """What replicas of an endpoint and gateways prove themselves with."""
+        ctx = replace(house_context("serve", body["zone"]), tenant=tenant)
+        return self._shelf.resolve(ctx, body["key"]).decode()
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back when there is something for the loop to do, in this process."""

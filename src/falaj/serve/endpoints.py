@@ -59,7 +59,7 @@ class Endpoints(Deploying):
             known = [_explained(tx, one) for one in books.replicas_of(tx, record)]
             return books.view(record, known, books.doors_in(tx))
 
-    @verb(writes=("endpoint",))
+    @verb(writes=("endpoint",), group="control")
     def scale(
         self,
         ctx: Context,
@@ -111,7 +111,7 @@ class Endpoints(Deploying):
 
         return self._change(ctx, endpoint, work, "serve.change")
 
-    @verb(writes=("endpoint",))
+    @verb(writes=("endpoint",), group="control")
     def rollback(
         self,
         ctx: Context,
@@ -136,7 +136,7 @@ class Endpoints(Deploying):
             tx.after(self._stir)
             return books.view(record, books.replicas_of(tx, record), books.doors_in(tx))
 
-    @verb(writes=("endpoint",))
+    @verb(writes=("endpoint",), group="control")
     def stop(
         self,
         ctx: Context,
@@ -150,7 +150,7 @@ class Endpoints(Deploying):
         """
         return self._change(ctx, endpoint, lambda body: {**body, "stopped": True}, "serve.stop", reason)
 
-    @verb(writes=("endpoint",))
+    @verb(writes=("endpoint",), group="control")
     def start(self, ctx: Context, endpoint: Annotated[Ref, "an endpoint that was stopped"]) -> EndpointView:
         """Let an endpoint go on that was stopped, with the revision it had.
 
@@ -172,11 +172,16 @@ class Endpoints(Deploying):
         endpoint: Annotated[Ref, "which endpoint"],
         reason: Annotated[str, "why, for the record"] = "",
     ) -> EndpointView:
-        """Remove an endpoint: it stops, and when its replicas have ended its name is free again.
+        """Remove an endpoint: it stops, and when its replicas have ended its name is free again, and its journal gone.
+
+        Refused while a legal hold or an open breach stands on it or on a model of its revisions: `falaj serve stop`
+        stops it and keeps the journal.
 
         Example:
             falaj serve remove endpoint:fraud/score
         """
+        with self._ledger.read(ctx) as tx:
+            self.destruction.check_holds(ctx, books.need_endpoint(tx, endpoint))
         return self._change(
             ctx, endpoint, lambda body: {**body, "stopped": True, "removed": True}, "serve.remove", reason
         )

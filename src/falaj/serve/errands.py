@@ -3,16 +3,19 @@
 import time
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Annotated, Any, TypeVar, cast
 
 from falaj.core.errand import Here, errand, with_flags
-from falaj.core.errors import Invalid, NotFound, Unavailable
+from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
 from falaj.core.ref import Ref
 from falaj.serve.records import AB, CANARY, SHADOW, DeployPlan, EndpointView, Needs, Reach, Rules, Scale, Trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOOK_S = 0.1
+EXPLAIN_S = 2.0
+"""A replica that has no place to run after so long is explained."""
 WAIT_S = 300.0
 GATEWAY_S = 10.0
 _PARTS: dict[str, type] = {"needs": Needs, "scale": Scale, "rules": Rules}
@@ -167,10 +170,24 @@ def call(
         return caller.infer({**(inputs or {}), **(keys or {})}, revision)
 
 
+def _why_waiting(here: Here, view: EndpointView) -> str:
+    """Why the newest revision's replica has no place to run, with what helps; empty while nothing stands against it."""
+    newest = view.revisions[-1].number
+    job = next((replica.job for replica in view.replicas if replica.revision == newest), None)
+    with suppress(FalajError):
+        why = here.jobs.why(job) if job is not None else None
+        if why is not None and why.state == "waiting" and why.reason:
+            cures = (
+                f"give each replica less (falaj serve deploy {view.ref} MODEL --cpus 0.1 --memory 256MiB) or stop an"
+            )
+            return f"{view.ref} waits for {why.reason}: {why.text}; {cures} endpoint (falaj serve list)"
+    return ""
+
+
 def _waited(here: Here, endpoint: Ref, wait_s: float = WAIT_S) -> EndpointView:
     """The endpoint once its newest revision has its traffic, or an error that says why it will not."""
-    until = time.monotonic() + wait_s
-    shown_by = 0.0
+    started = time.monotonic()
+    until, shown_by, waits = started + wait_s, 0.0, ""
     with here.working():
         while True:
             view: EndpointView = here.serve.show(endpoint)
@@ -184,6 +201,11 @@ def _waited(here: Here, endpoint: Ref, wait_s: float = WAIT_S) -> EndpointView:
                     return view
             if f"revision {newest}" in view.note:
                 raise Invalid(f"{endpoint} does not get ready: {view.note}", "falaj jobs logs shows all of it")
+            if not waits and time.monotonic() > started + EXPLAIN_S:
+                waits = _why_waiting(here, view)
+                if waits:
+                    here.progress.note(waits)
             if time.monotonic() > until:
-                raise Unavailable(f"{endpoint} is not ready after {wait_s:g} s", "falaj serve show says what it does")
+                hint = waits or "falaj serve show says what it does"
+                raise Unavailable(f"{endpoint} is not ready after {wait_s:g} s", hint)
             time.sleep(LOOK_S)

@@ -20,6 +20,7 @@ from falaj.fleet.use import every, tenants
 from falaj.govern.secrets import parse_reference
 from falaj.jobs import records as jobs
 from falaj.jobs.attempts import in_name_of
+from falaj.jobs.standing import is_tenant_suspended
 from falaj.serve import books, fitness, life, replicas
 from falaj.serve.decide import Decision, Past, Seen, World, decide
 from falaj.serve.records import DRAINING, READY, STARTING
@@ -125,6 +126,8 @@ class ServeLoop:
             self._forget(ctx, record)
             return
         ready = Counter(one.body["revision"] for one, _ in known if one.body["state"] == READY)
+        if self._is_quiet(ctx, record, known):
+            return
         if self._desk.tend(ctx, record, ready):
             self._looked = 0.0  # what follows from it is decided at once
             return
@@ -135,12 +138,23 @@ class ServeLoop:
         (self._asleep.add if quiet else self._asleep.discard)((ctx.tenant, ref))
         self._act(ctx, record, known, decision)
 
+    def _is_quiet(self, ctx: Context, record: Record, known: list[tuple[Record, Record | None]]) -> bool:
+        """True while the endpoint's tenant is suspended: it has no replicas, and nothing of it is decided."""
+        with self._ledger.read(ctx) as tx:
+            suspended = is_tenant_suspended(tx, ctx.tenant)
+        for replica, job in known if suspended else ():
+            if replica.body["state"] != DRAINING:
+                self._drain(ctx, replica, job)
+        if suspended:
+            self._asleep.discard((ctx.tenant, record.ref.bare))
+        return suspended
+
     def _tidy(self, ctx: Context, record: Record) -> None:
         """Now and then, sum up what gateways counted."""
         key, now = (ctx.tenant, record.ref.bare), ctx.now()
         if abs(now - self._tidied.get(key, 0.0)) >= TIDY_S:
             self._tidied[key] = now
-            self._desk.tidy(record, now)
+            self._desk.tidy(ctx, record, now)
             self._renew_reader(ctx, record)
 
     def _dismiss_reader(self, ctx: Context, record: Record) -> None:

@@ -20,7 +20,8 @@ class Needs:
         "cpus", "memory", "gpus", "gpu_models", "threads", "queue", "band", "cluster", "zone", "image",
     )  # fmt: skip
 
-    cpus: float = 1.0
+    cpus: float = 0.0
+    """0: one core, and on a small machine of the platform's own an eighth of its cores."""
     memory: str = "1GiB"
     gpus: float = 0.0
     gpu_models: tuple[str, ...] = ()

@@ -1,11 +1,13 @@
 """Replicas: the job of each, what it is told, and what it tells when it is ready."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from falaj.asof.space_keys import seal_keys
 from falaj.core.context import HOUSE
 from falaj.core.errand import Here
 from falaj.core.errors import Invalid
@@ -18,7 +20,7 @@ from falaj.fleet.use import every
 from falaj.jobs.records import JobSpec, JobView, RoleSpec
 from falaj.jobs.spec import check_variables
 from falaj.serve import books
-from falaj.serve.records import DRAINING, READY, Rules
+from falaj.serve.records import DRAINING, READY, Needs, Rules
 from falaj.store.codec import from_plain, to_plain
 from falaj.store.ledger import Ledger, Reader, Writer
 from falaj.store.loop import house_context
@@ -31,6 +33,8 @@ DRAIN_S, GRACE_S = 20.0, 30
 MOST_BYTES = 100_000
 """Of what a replica is told: it travels as a variable."""
 EXPERIMENT = "serving"
+SMALL_MACHINE_CORES = 8
+"""On a machine with fewer cores a replica asks for a part of one, unless its endpoint says how much."""
 COMMAND = ("python", "-m", "falaj.infer")
 Asked = tuple[books.Body, Record, int]
 """A revision as it is kept, the record of its model, and the number of the replica."""
@@ -45,7 +49,8 @@ def ask(here: Here, desk: "Deploying", endpoint: Ref, body: books.Body, of: Aske
         inputs["code"] = Ref.parse(kept["code"])
     near = desk.is_near(str(model.key.tenant), books.needs_in(kept).cluster)
     online = desk.admit_reader(here, str(model.key.tenant), body) if kept.get("features") else ""
-    config = _server_config(here, online, endpoint, kept, (model, books.rules_in(body), near))
+    secret = "" if dry or not kept.get("features") else desk.endpoint_secret(str(model.key.tenant), body)
+    config = _server_config(here, (online, secret), endpoint, kept, (model, books.rules_in(body), near))
     kind = FEATURE_REPLICA if kept.get("features") else REPLICA
     service = desk.act(here.actor, here.purpose, kind)
     view: JobView = service.jobs.add(name, spec_of(body, kept, config, near=near), inputs=inputs, dry=dry)
@@ -92,8 +97,13 @@ class Hearing:
         tx.emit(f"serve.{fact['kind']}", kept.ref, attempt=attempt, host=body["host"], port=body["port"])
 
 
-def _server_config(here: Here, online: str, endpoint: Ref, kept: books.Body, of: tuple[Record, Rules, bool]) -> str:
-    """The configuration of the replica's server, as falaj.infer reads it."""
+def _server_config(
+    here: Here, store: tuple[str, str], endpoint: Ref, kept: books.Body, of: tuple[Record, Rules, bool]
+) -> str:
+    """The configuration of the replica's server, as falaj.infer reads it.
+
+    `store` is the address of the online store, and the endpoint's secret under which the keys of its rows are sealed.
+    """
     model, rules, near = of
     needs = books.needs_in(kept)
     one: dict[str, Any] = {
@@ -102,13 +112,17 @@ def _server_config(here: Here, online: str, endpoint: Ref, kept: books.Body, of:
         "folder": "",
         "files": dict(model.body.get("files", {})),
         "device": "cuda" if needs.gpus else "cpu",
-        "threads": needs.threads or max(1, int(needs.cpus)),
+        "threads": needs.threads or max(1, int(cpus_of(needs, near=near))),
         "watch": {"flush_s": rules.tell_s},
     }
     if kept.get("features"):
-        opening = here.features.open(Ref.parse(kept["features"]), model=Ref.parse(kept["model"]))
-        plan = to_plain(opening.plan)
-        one["features"] = {"online": online, "plan": plan, "defaults": kept["defaults"], "isolate": not near}
+        service, trained = Ref.parse(kept["features"]), Ref.parse(kept["model"])
+        plan = to_plain(here.features.open(service, model=trained).plan)
+        address, secret = store
+        keys = seal_keys(secret, here.features.unlock(service, model=trained).spaces) if secret else ""
+        one["features"] = {
+            "online": address, "plan": plan, "defaults": kept["defaults"], "isolate": not near, "keys": keys,
+        }  # fmt: skip
     hop = "127.0.0.1:0" if near else "0.0.0.0:0"
     config = {"models": [one], "hop": hop, "drain_s": DRAIN_S, "name": books.public(endpoint)}
     text = json.dumps(config, separators=(",", ":"))
@@ -125,7 +139,7 @@ def spec_of(body: books.Body, kept: books.Body, told: str, *, near: bool) -> Job
     secrets = {**needs.secret, "FALAJ_PARAM_HOP_KEY": body["key"]}
     if not near:
         secrets["FALAJ_PARAM_HOP_PRIVATE"] = body["private"]
-    role = RoleSpec("replica", 1, needs.cpus, needs.memory, needs.gpus, tuple(needs.gpu_models))
+    role = RoleSpec("replica", 1, cpus_of(needs, near=near), needs.memory, needs.gpus, tuple(needs.gpu_models))
     return JobSpec(
         command=COMMAND,
         roles=(role,),
@@ -139,6 +153,13 @@ def spec_of(body: books.Body, kept: books.Body, told: str, *, near: bool) -> Job
         grace_s=GRACE_S,
         experiment=EXPERIMENT,
     )
+
+
+def cpus_of(needs: Needs, *, near: bool) -> float:
+    """The cores that a replica asks for. `near`: it runs on the machine of the platform."""
+    if needs.cpus or not near:
+        return needs.cpus or 1.0
+    return min(1.0, len(os.sched_getaffinity(0)) / SMALL_MACHINE_CORES)
 
 
 def place_of(fact: Mapping[str, Any], fingerprint: str, node: str = "") -> books.Body | None:

@@ -14,6 +14,7 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.destruction import DestructionChecks, ErasureOrder
 from falaj.serve import books, fitness, trials
 from falaj.serve.arms import BASE
 from falaj.serve.blocks import Whose
@@ -45,6 +46,7 @@ class Rollouts(Edges):
     """What the desk `serve` knows of trials. Its other half, Endpoints, gives it these."""
 
     _stir: Callable[[bool], None]
+    destruction: DestructionChecks
 
     @verb(writes=("endpoint",))
     def promote(
@@ -143,15 +145,19 @@ class Rollouts(Edges):
         following = f"{found[limit - 1].at!r}~{found[limit - 1].id}" if len(found) > limit else ""
         return LogPage(tuple(map(_line, found[:limit])), following)
 
-    @verb(reads=("endpoint",), group="erase", outside=True)
+    @verb(reads=("endpoint", "request"), group="erase", outside=True)
     def forget(
         self,
         ctx: Context,
         endpoint: Annotated[Ref, "which endpoint"],
         keys: Annotated[tuple[str, ...], "whose requests, by the key they were sent with; or requests by their ids"],
         reason: Annotated[str, "why, for the record; never the person's name"] = "",
+        request: Annotated[Ref | None, "the started erasure request that this belongs to"] = None,
     ) -> int:
         """Remove what the journal, the labels and the rows drawn for the watch hold of callers. Says how many went.
+
+        Refused while a legal hold or an open breach stands on the endpoint, and without a started erasure request
+        (`falaj privacy erase`) or the approval of a second person: the refusal says how to ask.
 
         Example:
             falaj serve forget endpoint:fraud/score --keys 784-1990-1234567-1 --reason "request 2027-114"
@@ -160,6 +166,8 @@ class Rollouts(Edges):
             raise Invalid(f"{len(keys)} keys", f"1 to {MOST_KEYS}, none of them empty")
         with self._ledger.read(ctx) as tx:
             record = books.need_endpoint(tx, endpoint)
+        self.destruction.check_holds(ctx, record)
+        self.destruction.check_erasure(ctx, ErasureOrder("serve.forget", endpoint.bare, keys, request))
         whose = _whose(record)
 
         def others(ids: Sequence[str]) -> int:
@@ -201,11 +209,16 @@ class Rollouts(Edges):
             self._move(tx, old, move, now)
         return True
 
-    def tidy(self, record: Record, now: float) -> None:
-        """Sum up old counts, and remove what was kept long enough; for the loop, about once a minute."""
+    def tidy(self, ctx: Context, record: Record, now: float) -> None:
+        """Sum up old counts, and remove what was kept long enough; for the loop, about once a minute.
+
+        While a legal hold or an open breach stands on the endpoint, no request and no label expires.
+        """
         whose, trial = _whose(record), books.rollout_in(record.body)
         self.counts.tidy(whose, now, (trial.begun_at, trial.step_at) if trial else ())
         self.sketches.tidy(whose, now, now - trials.DAY_S / 4)  # whoever watches does so sooner
+        if self.destruction.is_held(ctx, record):
+            return
         days = books.rules_in(record.body).keep_days
         self.journal.expire(whose.tenant, whose.ref, days, now)
         self.labels.expire(whose.tenant, whose.ref, now - days * trials.DAY_S)

@@ -67,7 +67,6 @@ class Engine:
         self._count = 0
         self._fates: list[Fate] = []
         self._runs: defaultdict[tuple[str, str], deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
-        self._steps: dict[tuple[str, str], int] = {}
         for load in trace.loads:
             self._will(load.job.submitted, ARRIVE, load.job.id)
         for number, (at, _) in enumerate(nodes):
@@ -150,9 +149,8 @@ class Engine:
 
     def _measured(self, life: Life, now: int) -> None:
         life.advance(now)
-        life.job = self._known(life)
+        life.job = replace(self._known(life), seen=now)
         self.scheduler.change(life.job)
-        self._steps[life.job.template, key(life.job.shape)] = life.job.step_us
 
     def _known(self, life: Life) -> Job:
         """Its facts with the progress it reports."""
@@ -171,8 +169,8 @@ class Engine:
         old = self._known(life)
         took = now - old.started
         life.job = replace(
-            old, spots=(), started=0, stopping=0, stopped_for="", evictions=old.evictions + 1, ran_s=old.ran_s + took,
-            served=old.served + took * size(old.shape, old.width) // WHOLE,
+            old, spots=(), started=0, seen=0, stopping=0, stopped_for="", evictions=old.evictions + 1,
+            ran_s=old.ran_s + took, served=old.served + took * size(old.shape, old.width) // WHOLE,
         )  # fmt: skip
         self.scheduler.change(life.job)
 
@@ -189,4 +187,4 @@ class Engine:
     def _learn(self, job: Job, now: int) -> None:
         name = (job.template, key(job.shape))
         self._runs[name].append(job.ran_s + now - job.started)
-        self.scheduler.learn(quantiles(*name, self._runs[name], self._steps.get(name, 0)))
+        self.scheduler.learn(quantiles(*name, self._runs[name], job.step_us))

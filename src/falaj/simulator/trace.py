@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from falaj.core.execute import Device
@@ -46,6 +46,12 @@ def read_muri(file: Path, nodes: int = 8, gpus: int = 8) -> Trace:
     with file.open(newline="", encoding="utf-8") as lines:
         loads = tuple(_muri(row, gpus) for row in csv.DictReader(lines))
     return Trace(machines(nodes, gpus), (Queue("root"), Queue("root/all")), loads)
+
+
+def without_step_counts(trace: Trace) -> Trace:
+    """The trace as the scheduler sees it where no job declares how many steps it has: only history tells its length."""
+    loads = tuple(replace(load, job=replace(load.job, steps=0)) for load in trace.loads)
+    return replace(trace, loads=loads)
 
 
 def machines(count: int, gpus: int, model: str = "V100", racks: int = 32, **amounts: int) -> tuple[Node, ...]:

@@ -7,6 +7,7 @@ leaves the backups there were, and the next one takes away what it left.
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from falaj.core.ports import Blobs, CanAdopt, KeepsOut
 from falaj.core.ref import Ref
 from falaj.store.backup import LogState, Rows, Tally, copier, written
 from falaj.store.blobs import BlobStore, in_order
+from falaj.store.fence import check_not_fenced
 from falaj.store.holding import Holding, Judge, Left, Tomb
 from falaj.store.ledger import Ledger
 from falaj.store.loop import LEASE_S, Turn
@@ -42,6 +44,8 @@ from falaj.store.shelf import (
 
 LEASE = "loop:backup"
 LOOK_S = 60.0
+WAIT_S, WAIT_STEP_S = 900.0, 0.5
+"""How long a backup by hand waits for another one, and between its tries."""
 AGAIN_S = 600.0
 _THREADS = 3
 _BEAT_S = 3.0
@@ -165,15 +169,24 @@ class Backups:
         return kept(made, ctx.now())
 
     def now(self, ctx: Context) -> Kept:
-        """One backup for somebody who asked; Conflict while one is being made."""
+        """Make a backup now; wait for one under way, and raise Conflict if that takes longer than WAIT_S."""
+        check_not_fenced(self.ledger)  # pruning would delete backups of the installation that this one was copied from
         owner = f"by-hand-{new_id()}"
-        token = self.ledger.lease(LEASE, owner, LEASE_S, ctx.now())
-        if token is None:
-            raise Conflict("a backup is being made, or a server looks after them", "falaj store backups shows it soon")
+        token = self._await_lease(ctx, owner)
         try:
             return self.make(ctx, lambda: self.ledger.lease(LEASE, owner, LEASE_S, ctx.now()) == token)
         finally:
             self.ledger.release(LEASE, owner)
+
+    def _await_lease(self, ctx: Context, owner: str) -> int:
+        """The token of the lease: a server's loop holds it while it makes a backup, and for seconds after each look."""
+        until = time.monotonic() + WAIT_S
+        while (token := self.ledger.lease(LEASE, owner, LEASE_S, ctx.now())) is None:
+            if time.monotonic() > until:
+                hint = "falaj store backups shows it once it is made; then repeat"
+                raise Conflict(f"another backup has been under way for {WAIT_S / 60:.0f} minutes", hint)
+            time.sleep(WAIT_STEP_S)
+        return token
 
     def last(self, ctx: Context) -> dict[str, Any]:
         """What the ledger knows of the newest backup: `at`, `name`, `size`, `to`, `every_s`."""

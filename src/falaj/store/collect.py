@@ -15,6 +15,7 @@ from falaj.core.errors import Corrupt, NotFound, Stale, Unavailable
 from falaj.core.ports import KeepsOut
 from falaj.core.ref import Ref
 from falaj.store.blobs import BlobStore, digest_of
+from falaj.store.fence import check_not_fenced
 from falaj.store.ledger import Reader, Writer
 from falaj.store.objects import (
     BROKEN,
@@ -117,9 +118,14 @@ class Collector:
         self.holders = holders
         self._grace_s = grace_s
 
-    def collect(self, ctx: Context, alive: Callable[[], bool] = lambda: True) -> Collected:
-        """One pass over the objects of the context's tenant; stops early when `alive` says so."""
-        horizon = self._horizon(ctx)
+    def collect(self, ctx: Context, alive: Callable[[], bool] = lambda: True, *, at_once: bool = False) -> Collected:
+        """One pass over the objects of the context's tenant; stops early when `alive` says so.
+
+        `at_once` deletes what no record reaches in one step, without the grace: an erasure asks for it. What an open
+        put or copy may have been told of stays.
+        """
+        check_not_fenced(self._ledger)
+        horizon = self._horizon(ctx, at_once=at_once)
         with self._ledger.read(ctx) as tx:
             reach = self._reach(tx, ctx.tenant)
         total = Collected()
@@ -128,8 +134,20 @@ class Collector:
                 break
             with self._ledger.read(ctx) as tx:
                 verdict = judge(thing, _reached(tx, reach, thing), horizon)
+            if at_once and verdict == CONDEMN:
+                verdict = DELETE
             total = _plus(total, self._act(ctx, thing, verdict)) if verdict != KEEP else total
         return total
+
+    def count_unreached(self, ctx: Context) -> int:
+        """Count the stored objects of the context's tenant that no record reaches, and whose bytes are still there."""
+        with self._ledger.read(ctx) as tx:
+            reach = self._reach(tx, ctx.tenant)
+        count = 0
+        for thing in self._objects(ctx):
+            with self._ledger.read(ctx) as tx:
+                count += thing.state in (*READABLE, DELETING) and not _reached(tx, reach, thing)
+        return count
 
     def drop(self, ctx: Context, zone: str, digest: str) -> Collected:
         """Delete a bundle that was refused, without a grace: itself, and of its pieces what was written for it alone.
@@ -168,11 +186,12 @@ class Collector:
             if not after or (limit and checked >= limit):
                 return Scrubbed(checked, size, tuple(broken), after)
 
-    def _horizon(self, ctx: Context) -> float:
+    def _horizon(self, ctx: Context, *, at_once: bool = False) -> float:
         """Nothing touched after this moment may go; intents that nobody kept fresh are dropped on the way."""
-        oldest = ctx.now() - self._grace_s
         with self._ledger.read(ctx) as tx:
             found = list(intents(tx, ctx.tenant))
+        shared = FRESH_S if found else 0.0  # a touch within this time may not have been written down
+        oldest = ctx.now() - (shared if at_once else self._grace_s)
         for intent in found:
             if intent.at < ctx.now() - _PATIENCE * self._grace_s:
                 with suppress(Stale), self._ledger.project(ctx) as writer:

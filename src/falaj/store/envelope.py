@@ -17,8 +17,9 @@ from falaj.core.ports import Cipher, EventRow, Key, Row
 from falaj.core.ref import Ref
 from falaj.store.records import Fact, Record
 
-PLAIN = frozenset({"key"})
-"""Kinds that are never sealed: they hold wrapped keys, and sealing them would need themselves."""
+PLAIN = frozenset({"key", "restored-copy"})
+"""Kinds that are never sealed: wrapped keys, since sealing them would need themselves, and the mark of a restored copy,
+which is written before its root keys are there."""
 
 _BUNDLE = 64
 _NOBODY = Key("", "", "", "")

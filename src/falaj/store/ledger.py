@@ -6,6 +6,7 @@ whoever its context speaks for. So never hold a lock of your own across one, nor
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from falaj.core.label import Label
 from falaj.core.ports import (
     Block,
     CanBundle,
+    CanPoll,
     CanWatch,
     Cipher,
     Courier,
@@ -41,7 +43,10 @@ from falaj.store.groups import Aside, Together, tell
 from falaj.store.records import Fact, Lines, Page, Record
 
 PROJECTIONS = frozenset(
-    {"tile", "checkpoint", "outcome", "object", "spent", "node", "trouble", "budget", "ailment", "scaling"}
+    {
+        *("tile", "checkpoint", "outcome", "object", "spent", "node", "trouble", "budget", "ailment", "scaling"),
+        "restored-copy",
+    }
 )
 """Kinds that are derived from events or from bytes outside: a change of them alone needs no event."""
 
@@ -134,6 +139,15 @@ class Ledger:
     def logs(self) -> list[tuple[str, str]]:
         """Every (tenant, zone) that has events."""
         return self.store.logs()
+
+    def probe(self) -> None:
+        """Return if the store answers, or answered a poller a moment ago."""
+        with self.polling():
+            self.store.end()
+
+    def polling(self) -> AbstractContextManager[None]:
+        """While entered, reads of the log and of leases by this thread may be a second or two old."""
+        return self.store.polling() if isinstance(self.store, CanPoll) else nullcontext()
 
     def lease(self, name: str, owner: str, ttl_s: float, now: float) -> int | None:
         """Take or extend a lease: a fencing token that only grows, or None while another holds it."""

@@ -18,7 +18,8 @@ from falaj.store.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 15.0
+LEASE_S, RENEW_S = 15.0, 5.0
+"""How long a lease lasts, and how long before its end it is renewed."""
 _LONGEST_PAUSE_S = 60.0
 REST_S = 0.05
 """So long a loop that every commit wakes rests at least after a step. One that says what it hears gathers by itself."""
@@ -147,11 +148,12 @@ class Turner:
         """Lead if we may, and do one step; True when there is more to do now."""
         began = time.perf_counter()
         try:
-            if not self._claim():
-                self._at = time.time()
-                return False
-            ctx = replace(self._ctx, request=new_id())
-            more = self.loop.step(Turn(ctx, self._token, self._alive))
+            with self._ledger.polling():
+                if not self._claim():
+                    self._at = time.time()
+                    return False
+                ctx = replace(self._ctx, request=new_id())
+                more = self.loop.step(Turn(ctx, self._token, self._alive))
             self._at = time.time()
         except Conflict as error:
             # Somebody wrote first: the result is discarded and the next step looks again.
@@ -185,7 +187,7 @@ class Turner:
     def _claim(self) -> bool:
         now = self._ctx.now()
         # A clock that was set back must not make us believe in a lease for longer than it lasts.
-        if self._until - LEASE_S <= now < self._until - LEASE_S / 2:
+        if self._until - LEASE_S <= now < self._until - RENEW_S:
             return True
         token = self._ledger.lease(self._lease, self._owner, LEASE_S, now)
         self._token, self._until = (token, now + LEASE_S) if token else (0, 0.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from falaj.core.context import Context
-from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Stale
+from falaj.core.errors import Conflict, Invalid, NotFound, Stale
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.stream import Stream
@@ -165,8 +165,8 @@ class Storage(Strays, Keeping):
     ) -> Ref:
         """Delete one version of a blob: it can no longer be read, and its bytes go when nothing else needs them.
 
-        Refused while a legal hold or a retention period of its label stands. The name, the label and the digest stay
-        in the log; a version number is never used again.
+        Refused while a legal hold, a retention period of its label or of a law, or a contract demands that it is kept.
+        The name, the label and the digest stay in the log; a version number is never used again.
 
         Example:
             falaj store delete blob:fraud/sample@v2 --reason "consent withdrawn"
@@ -174,9 +174,9 @@ class Storage(Strays, Keeping):
         with self._ledger.write(ctx) as tx:
             record = _need(tx, self._newest(tx, name))
             entry = as_entry(record)
-            _check_deletable(record, entry, ctx.now())
-            for zone in entry.zones:
-                permit = ctx.permit("delete", str(name.bare), zone)
+            # The guard asks for every duty to keep the blob before it gives a permit; none is used before all exist.
+            permits = {zone: ctx.permit("delete", str(name.bare), zone) for zone in entry.zones}
+            for zone, permit in permits.items():
                 self._blobs.delete(ctx, str(name.bare), zone, entry.digest, permit)
             tx.put(record.ref, {**record.body, "state": "deleted", "zones": []}, rev=record.rev, terms={})
             self._step_back(tx, name.bare, record.ref)
@@ -325,16 +325,6 @@ class Storage(Strays, Keeping):
 def _check_name(name: Ref) -> None:
     if name.kind != KIND or name.version:
         raise Invalid(f"{name} cannot be put", "name a blob without a version, for example blob:fraud/sample", name)
-
-
-def _check_deletable(record: Record, entry: Entry, now: float) -> None:
-    if record.label.holds:
-        held = ", ".join(sorted(record.label.holds))
-        raise Denied(f"{entry.ref} is under legal hold: {held}", "it can go when the hold is lifted", entry.ref)
-    left = entry.made_at + record.label.min_retain_s - now
-    if record.label.min_retain_s and left > 0:
-        days = -(-left // 86400)
-        raise Denied(f"{entry.ref} must be kept {days:.0f} days more", "its label sets how long it is kept", entry.ref)
 
 
 def _need(tx: Reader, ref: Ref) -> Record:

@@ -6,15 +6,17 @@ of it. Jobs and versions are asked for through the guard, in the name of whoever
 may do today; only cancelling needs nobody's rights.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 from falaj.core.context import Context
 from falaj.core.errand import Here
-from falaj.core.errors import Conflict, Denied, FalajError, NotFound, Stale, Unavailable
+from falaj.core.errors import Conflict, Denied, FalajError, NotFound, QuotaExceeded, Stale, Unavailable
 from falaj.core.ref import Ref
 from falaj.fleet.use import every, tenants
 from falaj.jobs import records as jobs
-from falaj.jobs.attempts import barred, in_name_of
+from falaj.jobs.attempts import in_name_of
+from falaj.jobs.standing import job_standing
 from falaj.store.ledger import Ledger, Writer
 from falaj.store.loop import Turn
 from falaj.store.records import Record
@@ -86,15 +88,17 @@ class SweepLoop:
             sweep = tx.need(ref)
             live = life.trials_of(tx, sweep, live=True)
             ran = [tx.get(Ref.parse(one.body["job"])) for one in live]
-            reason = barred(tx, sweep)
+            standing = job_standing(tx, sweep)
         if sweep.body["state"] in OVER:
             self._live.discard(key)
             return
         # What the house does by itself says for whom.
         ctx = replace(ctx, actor=replace(ctx.actor, behalf=sweep.body["who"]["id"]))
         changed = [self._look(ctx, sweep, one, job) for one, job in zip(live, ran, strict=True)]
-        if reason and not sweep.body["cancel"]:
-            self._stop(ctx, sweep, reason, STOPPED)
+        if standing.removed and not sweep.body["cancel"]:
+            self._stop(ctx, sweep, standing.reason, STOPPED)
+        elif standing.reason and not standing.removed:  # it rests until that is lifted
+            self._rested.pop(key, None)
         elif any(changed) or self._rested.get(key) != sweep.rev:
             with self._ledger.read(ctx) as tx:
                 trials = life.trials_of(tx, sweep)
@@ -152,12 +156,19 @@ class SweepLoop:
             if move.finish:
                 return self._finish(ctx, sweep, trials)
             count = move.start if plan.gang else min(move.start, MOST_STARTS)
-            return bool(count) and self._start(ctx, sweep, known, count)
+            return bool(count) and self._start_trials(ctx, sweep, known, count, gang=plan.gang)
         except (Stale, Unavailable):
             raise
         except FalajError as error:
             # It will not be otherwise the next time: a name that is taken, an input that is gone, a package.
             return self._stop(ctx, sweep, str(error), FAILED)
+
+    def _start_trials(self, ctx: Context, sweep: Record, known: list[Trial], count: int, *, gang: bool) -> bool:
+        """Start as many, or one where a cap on waiting jobs refuses more; the sweep is looked at again in any case."""
+        for number in (count,) if gang or count == 1 else (count, 1):
+            with suppress(QuotaExceeded):
+                return self._start(ctx, sweep, known, number)
+        return True
 
     def _start(self, ctx: Context, sweep: Record, known: list[Trial], count: int) -> bool:
         plan, first = life.plan_in(sweep), sweep.body["asked"] + 1

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from falaj.catalog.looking import Found
 from falaj.catalog.records import Card, Facts
-from falaj.catalog.shelf import gone, nearest, tree_of
+from falaj.catalog.shelf import gone, nearest, sight, tree_of
 from falaj.core.context import Context
 from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.ref import Ref
@@ -106,6 +106,8 @@ class Artifacts(Notebook):
     ) -> int:
         """Take a file or a folder off a run; gives how many files went.
 
+        Refused while a law of its label, a legal hold (also on what it used), a contract or an open breach keeps it.
+
         Example:
             falaj track detach run:fraud/0f3c2b5a9d8e4f7180a1b2c3d4e5f607 plots/roc.png
         """
@@ -117,6 +119,7 @@ class Artifacts(Notebook):
             ]
             if not gone:
                 raise NotFound(f"{run.bare} has no {place[:80]}", f"falaj track artifacts {run.bare}", run)
+            self.destruction.check_duties(ctx, record, sight(self._ledger, ctx, record.ref))
             for one in gone:
                 tx.delete(one.key, one.rev)
                 logged_path = _loggable_path(record, one.body["path"])

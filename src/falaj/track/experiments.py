@@ -40,7 +40,7 @@ class Experiments(Notebook):
         with self._ledger.write(ctx) as tx:
             if tx.get(name) is not None:
                 raise Conflict(f"{name} exists already", "choose another name", name)
-            chosen = self._free_title(tx, title or ("Default" if name == DEFAULT else name.name))
+            chosen = self._free_title(tx, name.project, title or ("Default" if name == DEFAULT else name.name))
             body = {
                 "id": "0" if name == DEFAULT else _new_number(tx),
                 "title": chosen,
@@ -124,7 +124,7 @@ class Experiments(Notebook):
             if len(kept) > MOST_TAGS:
                 raise Invalid(f"{len(kept)} tags on one experiment", f"at most {MOST_TAGS}", name)
             if title and title != old.body["title"]:
-                body["title"] = self._free_title(tx, title)
+                body["title"] = self._free_title(tx, name.project, title)
             record = tx.put(name.bare, body, rev=old.rev, terms=_terms(body))
             tx.emit("track.change", record.ref)
         return as_experiment(record)
@@ -168,10 +168,11 @@ class Experiments(Notebook):
             turned = self._save_run(tx, run, {"state": state, ALONG: state == "deleted"})
             tx.emit("track.delete" if state == "deleted" else "track.restore", turned.ref)
 
-    def _free_title(self, tx: Writer, title: str) -> str:
+    def _free_title(self, tx: Writer, project: str, title: str) -> str:
         check_title(title)
-        if tx.find("experiment", terms={"title": digest_of(title)}, limit=1).records:
-            raise Conflict(f"there is an experiment {title[:80]!r}", "choose another title, or restore that one")
+        if tx.find("experiment", project=project, terms={"title": digest_of(title)}, limit=1).records:
+            hint = "choose another title, or restore that one"
+            raise Conflict(f"the project {project} has an experiment {title[:80]!r} already", hint)
         return title
 
 

@@ -29,6 +29,7 @@ class Notebook:
         self._ledger = ledger
         self._blobs = blobs
         self._catalog = catalog
+        self.destruction = catalog.destruction
         self.measures = Measures(series, ledger)
         self.board = Board(ledger, self.measures)
         self._places: OrderedDict[tuple[str, str, str], Ref] = OrderedDict()
@@ -46,11 +47,11 @@ class Notebook:
         """The experiment of that number. The default one has its name before it is made."""
         return DEFAULT if id_ == "0" else self.placed(tenant, "experiment", id_)
 
-    def titled(self, tenant: str, title: str) -> Ref | None:
-        """The experiment of that title, in any state."""
+    def find_titled(self, tenant: str, title: str) -> tuple[Ref, ...]:
+        """The experiments of that title in every project, in any state."""
         with self._ledger.read(house(tenant)) as tx:
-            found = tx.find("experiment", terms={"title": digest_of(title)}, limit=1).records
-        return found[0].ref.bare if found else None
+            page = tx.find("experiment", terms={"title": digest_of(title)}, limit=1000)
+        return tuple(record.ref.bare for record in page.records)
 
     def encoded(self, run: Run, encode: Callable[[Run], bytes]) -> bytes:
         """What `encode` gave for this very run, kept as long as the board gives out the same one."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, ClassVar
 
+from falaj.catalog.shelf import sight
 from falaj.core.context import Context
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, NotFound
@@ -214,11 +215,15 @@ class Outputs:
     def delete(self, ctx: Context, model: Annotated[Ref, "which one"]) -> Ref:
         """Delete a logged model. Versions that were registered from it stay.
 
+        Refused while a law of its label, a legal hold (also on what its run used), a contract or an open breach keeps
+        it.
+
         Example:
             falaj outputs delete output:fraud/m-0f3c2b5a9d8e4f7180a1b2c3d4e5f607
         """
         with self._ledger.write(ctx) as tx:
             old = _live(tx, model)
+            self._track.destruction.check_duties(ctx, old, sight(self._ledger, ctx, old.ref))
             body = {**old.body, "state": "deleted"}
             record = tx.put(old.key, body, rev=old.rev, terms=_terms(body))
             tx.emit("outputs.delete", record.ref)

@@ -10,6 +10,7 @@ from falaj.core.data import dataclass
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
+from falaj.govern.destruction import DestructionChecks
 from falaj.store.ledger import Ledger
 from falaj.store.records import Record
 from falaj.track.notebook import check_texts
@@ -60,8 +61,8 @@ class TracePage:
 class Traces:
     """What programs did, call by call. The spans of a trace are its file, kept by `track`."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, destruction: DestructionChecks) -> None:
+        self._ledger, self._destruction = ledger, destruction
 
     @verb(writes=("experiment",))
     def record(
@@ -164,11 +165,14 @@ class Traces:
     def delete(self, ctx: Context, trace: Annotated[Ref, "which trace"]) -> Ref:
         """Delete a trace for good. That it was, and who deleted it, stays in the log.
 
+        Refused while a law of its label, a legal hold, a contract or an open breach keeps it.
+
         Example:
             falaj traces delete trace:fraud/tr-0f3c2b5a9d8e4f7180a1b2c3d4e5f607
         """
         with self._ledger.write(ctx) as tx:
             old = need(tx, trace, KIND)
+            self._destruction.check_duties(ctx, old)
             tx.delete(old.key, old.rev)
             tx.emit("traces.delete", old.ref)
         return trace.bare

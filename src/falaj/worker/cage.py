@@ -3,10 +3,12 @@
 With namespaces (`method` "namespaces") the launcher stays outside. It starts a warden, the first process of a world of
 its own: a read-only root with a private /tmp and /dev/shm, the platform's folders covered, only loopback for a network.
 Every process of the slot enters that world and then gives up what it has: its user, its capabilities, system calls.
-A process that must be called (a replica) inherits a socket that already listens on the machine's network.
+A process that must be called (a replica) inherits a socket that already listens on the machine's network, and may not
+connect: a process outside, the broker, opens the connections to its declared services.
 When the launcher ends, so does the warden, and with it whatever is left inside. Elsewhere Landlock ("landlock")
-shows processes few paths and lets them signal nobody outside; their user is then the platform's, without any rights of
-root, and the network is open: the platform says so. On nodes that a site keeps ("calls") only rights and calls go.
+shows processes few paths, lets them signal nobody outside, and connect to the ports of the platform and of a proxy
+alone, by TCP; their user is then the platform's, without any rights of root, and other hosts answer at those port
+numbers too: the platform says so. On nodes that a site keeps ("calls") only rights and calls go.
 
 The document says all of it (falaj.backends.process_cage writes it), and lies where processes cannot change it.
 """
@@ -15,19 +17,22 @@ import contextlib
 import errno
 import fcntl
 import ipaddress
+import json
 import os
 import resource
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from falaj.core.connection_broker import FD_VARIABLE, SERVICES_VARIABLE
 from falaj.core.errors import Unavailable
 from falaj.worker import cage_egress as egress
 from falaj.worker import cage_kernel as kernel
+from falaj.worker.broker import ConnectionBroker
 from falaj.worker.outbox import Outbox
 from falaj.worker.syscall_filter import build_attempt_rules, install_filter
 
@@ -53,7 +58,6 @@ _DEVICE_LINKS = {
 }  # fmt: skip
 _RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/nscd")
 _OPEN = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # nosec B108 - covered by private ones
-_HOSTS = Path("/etc/hosts")
 _UP = struct.pack("16sH22x", b"lo", 1)
 
 
@@ -74,8 +78,10 @@ class Told(NamedTuple):
     """Folders of the platform's user that processes read as if they were their own, and cannot change."""
     platform: tuple[str, int] | None = None
     services: tuple[tuple[str, int], ...] = ()
-    """Further addresses that processes may connect to, such as the online store of a replica."""
+    """What the broker of a replica connects to: its online store. A path is a socket of this machine, with port 0."""
     egress: tuple[str, ...] = ()
+    tcp_ports: str = ""
+    """`any`: without namespaces processes connect to every port, as ranks need that meet on ports of their choice."""
     required: bool = False
     """Processes inside must not fall back to weaker isolation of their own helpers."""
     apart: bool = False
@@ -103,17 +109,14 @@ class Cage:
         self._root = os.geteuid() == 0
         self._spaces: list[int] = []
         self._listener: socket.socket | None = None
+        self._broker: socket.socket | None = None
+        self._proxy_port = egress.PROXY_PORT
         self.work = str(folder / "work") if told.method != "calls" else ""
         self.staff: set[int] = set()
         """Processes that are ours and not the attempt's."""
 
     def build(self) -> None:
         """Make the world that processes will enter; Unavailable where the kernel does not let us."""
-        if self._told.required and self._told.listen and self._told.services and kernel.landlock_version() < 4:
-            raise Unavailable(
-                "this kernel cannot limit the ports that a replica with Redis features connects to",
-                "use Linux 6.7 or newer, or an LMDB online store, or sandbox = 'best'",
-            )
         try:
             if self._told.listen:
                 family = socket.AF_INET6 if ":" in self._told.listen else socket.AF_INET
@@ -122,8 +125,12 @@ class Cage:
                     self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
             for path in filter(None, (self.work, self._outbox, *self._told.writable)):
                 Path(path).mkdir(0o700, parents=True, exist_ok=True)
+            if self._told.listen and self._told.services:
+                self._start_broker()
             if self._told.method == "namespaces":
                 self._build()
+            elif self._told.method == "landlock" and self._has_gate():
+                self._start_proxy()
         except OSError as error:
             words = f"the sandbox of this attempt cannot be made: {error.filename or ''} {error.strerror}"
             raise Unavailable(words, "falaj doctor says what this machine can enforce") from None
@@ -138,9 +145,12 @@ class Cage:
         if self._listener is not None:
             found["FALAJ_LISTEN_FD"] = str(self._listener.fileno())
             found["FALAJ_LISTEN_HOST"] = egress.find_own_address(self._told.listen)
-        if self._told.network != "own" or self._told.method != "namespaces":
+        if self._broker is not None:
+            found[FD_VARIABLE] = str(self._broker.fileno())
+            found[SERVICES_VARIABLE] = json.dumps(self._told.services)
+        if not self._has_gate():
             return found
-        proxy, around = f"http://127.0.0.1:{egress.PROXY_PORT}", "127.0.0.1,localhost,::1"
+        proxy, around = f"http://127.0.0.1:{self._proxy_port}", "127.0.0.1,localhost,::1"
         names = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": around}
         return found | names | {name.upper(): value for name, value in names.items() if name.upper() not in env}
 
@@ -149,7 +159,7 @@ class Cage:
         for space in self._spaces:
             kernel.setns(space)
         os.chdir(where)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        kernel.refuse_core_dumps()
         _lower(resource.RLIMIT_NPROC, self._told.processes)
         _lower(resource.RLIMIT_FSIZE, self._told.file_bytes)
         kernel.drop_capabilities()
@@ -160,35 +170,36 @@ class Cage:
         kernel.give_up_capabilities()
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # forgotten by the kernel when the user changes
         kernel.prctl(kernel.SET_NO_NEW_PRIVS, 1)
-        if self._listener is not None:
-            self._listener.set_inheritable(True)
+        for inherited in filter(None, (self._listener, self._broker)):
+            inherited.set_inheritable(True)
         shares_user = self._told.method == "landlock"
         if shares_user:
             mine = (str(self._folder), *self._told.shown, *self._told.readable)
             writable = (self.work, self._outbox, *self._told.writable, *_DEVICES, *_find_accelerators())
-            kernel.landlock((*_READABLE, *mine), writable, self._ports())
-        elif (ports := self._ports()) is not None:
-            kernel.landlock(ports=ports)
-        listens = bool(self._told.listen)
-        only_accepts = listens and not self._told.services
-        rules = build_attempt_rules(shares_user=shares_user, only_streams=listens, only_accepts=only_accepts)
-        install_filter(rules)
+            open_ports = not self._told.listen and (self._told.network != "own" or self._told.tcp_ports == "any")
+            kernel.landlock((*_READABLE, *mine), writable, tcp=open_ports, tcp_ports=self._reachable_ports())
+        install_filter(build_attempt_rules(shares_user=shares_user, only_accepts=bool(self._told.listen)))
 
-    def close_listener(self) -> None:
-        """The processes have inherited the listening socket: when they end, no process accepts connections any more."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    def close_inherited(self) -> None:
+        """The processes have inherited the listening socket and that of the broker: with them both end."""
+        for inherited in filter(None, (self._listener, self._broker)):
+            inherited.close()
+        self._listener = self._broker = None
 
-    def _ports(self) -> list[int] | None:
-        """The ports that a replica may connect to: those of its services. None where nothing limits them (jobs)."""
-        if not self._told.listen or kernel.landlock_version() < 4:
-            return None
-        return [port for _, port in self._told.services]
+    def _has_gate(self) -> bool:
+        """Whether processes reach the platform and a proxy by a process outside; replicas connect to nothing."""
+        return self._told.network == "own" and not self._told.listen
+
+    def _reachable_ports(self) -> tuple[int, ...]:
+        """Without namespaces: the platform's port where clients call it without a proxy, and the proxy's."""
+        if not self._has_gate():
+            return ()
+        platform = self._told.platform
+        return (self._proxy_port, *((platform[1],) if platform and egress.is_loopback(platform[0]) else ()))
 
     def end(self) -> None:
         """Whoever is still inside ends with the warden."""
-        self.close_listener()
+        self.close_inherited()
         for pid in self.staff:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
@@ -201,8 +212,8 @@ class Cage:
     def _build(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs, _locked(self._folder / "cage.lock"):
-            if self._told.network == "own":
-                self.staff.add(self._start_gate(theirs))
+            if self._has_gate():
+                self.staff.add(self._start_gate(theirs, lambda: egress.receive(theirs)))
             neighbour = self._neighbour()
             users = self._users() if self._root else -1
             if not self._root and neighbour:
@@ -239,25 +250,45 @@ class Cage:
                     os.close(lock)
         return None
 
-    def _start_gate(self, channel: socket.socket) -> int:
+    def _start_proxy(self) -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+            self._proxy_port = int(listener.getsockname()[1])
+            self.staff.add(self._start_gate(listener, lambda: [listener]))
+
+    def _start_gate(self, inherited: socket.socket, receive: Callable[[], list[socket.socket]]) -> int:
         if child := os.fork():
             return child
         try:
             kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
-            egress.close_all_but([channel.fileno()])
-            made = egress.receive(channel)
-            self._give_up_for_gate()
+            egress.close_all_but([inherited.fileno()])
+            listeners = receive()
+            self._give_up_rights()
             outbox = Outbox(self._outbox, f"gate-{self._slot}")
 
             def tell(where: str) -> None:
                 outbox.tell("note", text=f"the sandbox refused a connection to {where}"[:400])
 
-            egress.Gate(self._told.platform, self._told.egress, tell, self._told.services).serve(made)
+            egress.Gate(self._told.platform, self._told.egress, tell).serve(listeners)
         finally:
             os._exit(1)
 
-    def _give_up_for_gate(self) -> None:
-        """The gate reads what strangers write: it looks names up, writes notes, and can do nothing else."""
+    def _start_broker(self) -> None:
+        self._broker, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            if child := os.fork():
+                self.staff.add(child)
+                return
+            try:
+                kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+                egress.close_all_but([theirs.fileno()])
+                self._give_up_rights()
+                ConnectionBroker(self._told.services).serve(theirs)
+            finally:
+                os._exit(1)
+
+    def _give_up_rights(self) -> None:
+        """Gate and broker read what the attempt writes: they look names up, connect, and can do nothing else."""
+        kernel.refuse_core_dumps()
         kernel.drop_capabilities()
         kernel.give_up_capabilities()
         if kernel.landlock_version():
@@ -292,7 +323,8 @@ class Cage:
             kernel.setns(net) if net >= 0 else kernel.unshare(kernel.NEWNET)
             with socket.socket() as lo:
                 fcntl.ioctl(lo, 0x8914, _UP)
-            egress.send(channel, egress.listeners(self._told.platform, self._told.services))
+            if self._has_gate():
+                egress.send(channel, egress.listeners(self._told.platform))
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS)
         kernel.keep_mounts_private()
         self._mount(users)
@@ -323,23 +355,9 @@ class Cage:
             tree, is_folder = trees[path]
             _make_place(path, is_folder)
             kernel.put_tree(tree, path)
-        self._name_services()
         for path in covered:
             if path not in _OPEN and path not in trees:
                 kernel.set_mount(path, kernel.RDONLY, whole=False)
-
-    def _name_services(self) -> None:
-        """Let the names of services lead to loopback, where the gate listens for them."""
-        if names := egress.name_services(self._told.services):
-            hosts = Path(_OPEN[0], ".hosts")
-            present = _HOSTS.read_text(encoding="utf-8") if _HOSTS.exists() else ""
-            lines = [f"{address} {host}\n" for host, address in names.items()]
-            hosts.write_text("".join(lines) + present, encoding="utf-8")
-            hosts.chmod(0o644)
-            tree = kernel.take_tree(str(hosts), whole=False)
-            kernel.set_mount(tree, kernel.RDONLY | kernel.NOSUID | kernel.NODEV, whole=False)
-            kernel.put_tree(tree, os.path.realpath(_HOSTS))
-            hosts.unlink()
 
     def _cover(self, path: str) -> bool:
         """Hide a file, or a folder below something empty; whether it was a folder."""

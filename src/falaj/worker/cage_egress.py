@@ -1,22 +1,19 @@
 """The one way out of a cage: a process outside that carries what is allowed, and writes down what was refused.
 
 It holds sockets that listen inside, where there is no network but loopback. The first stands for the platform; the
-second is an HTTP proxy for the few places that an operator named, as `host:port` or `*.domain:port`. Further ones stand
-for single services (a replica's online store) under the address that programs connect to: inside, their names lead to
-loopback (`name_services`), and loopback has their addresses.
+second is an HTTP proxy for the few places that an operator named, as `host:port` or `*.domain:port`. Without namespaces
+(Landlock) there is only the proxy, on a port of the machine's loopback that the kernel chooses. Replicas have
+neither: they connect to nothing, and a broker opens the connections to their online store (worker/broker.py).
 """
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import re
 import secrets
 import select
 import socket
-import struct
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,47 +23,22 @@ _HEAD_BYTES, _CHUNK_BYTES = 16 << 10, 64 << 10
 _PATIENCE_S, _IDLE_S = 10.0, 600.0
 _AT_ONCE = 256
 _MOST_TOLD = 100
-_MOST_LISTENERS = 64
-_SIOCSIFADDR = 0x8916
+_LISTENERS = 2
 _HOP = re.compile(rb"(?im)^(?:proxy-[a-z-]+|connection|keep-alive):[^\n]*\n")
 
 
-def listeners(platform: Address | None, services: Sequence[Address] = ()) -> list[socket.socket]:
+def listeners(platform: Address | None) -> list[socket.socket]:
     """The sockets, made inside. Every slot of an attempt listens on the same ports, so that any of them may end."""
-    port = platform[1] if platform and _is_loopback(platform[0]) else 0
-    own = [("127.0.0.1", port), ("127.0.0.1", PROXY_PORT)]
-    names = name_services(services)
+    port = platform[1] if platform and is_loopback(platform[0]) else 0
     bound = []
-    for host, port in (*own, *((names.get(host, host), port) for host, port in services)):
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    for number in (port, PROXY_PORT):
+        listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if ":" in host or not host.startswith("127."):
-            _add_loopback_address(host)
-        listener.bind((host, port))
+        listener.bind(("127.0.0.1", number))
         listener.listen(128)
         bound.append(listener)
     return bound
-
-
-def name_services(services: Sequence[Address]) -> dict[str, str]:
-    """The loopback address that stands inside for each service that is given by name."""
-    hosts = dict.fromkeys(host for host, _ in services if not _is_address(host))
-    return {host: f"127.0.1.{number}" for number, host in enumerate(hosts, 1)}
-
-
-def _add_loopback_address(host: str) -> None:
-    """Let the loopback device of this network have an address of a service."""
-    if ":" in host:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control:
-            index = socket.if_nametoindex("lo")
-            request = socket.inet_pton(socket.AF_INET6, host) + struct.pack("@Ii", 128, index)
-            fcntl.ioctl(control, _SIOCSIFADDR, request)
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        alias = f"lo:{zlib.crc32(host.encode()) % 100_000}".encode()
-        address = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(host))
-        fcntl.ioctl(control, _SIOCSIFADDR, struct.pack("16s16s8x", alias, address))
 
 
 def find_own_address(host: str) -> str:
@@ -84,14 +56,6 @@ def find_own_address(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 class Gate:
     """Carries until its process is ended."""
 
@@ -100,21 +64,19 @@ class Gate:
         platform: Address | None,
         allowed: Sequence[str],
         tell: Callable[[str], None],
-        services: Sequence[Address] = (),
     ) -> None:
-        self._platform, self._tell, self._services = platform, tell, services
+        self._platform, self._tell = platform, tell
         self._allowed = {*allowed, *([f"{platform[0]}:{platform[1]}"] if platform else [])}
         self._source = own_source(platform)
         self._told: set[str] = set()
         self._places = threading.BoundedSemaphore(_AT_ONCE)
 
-    def serve(self, made: Sequence[socket.socket]) -> None:
-        """The platform's socket, then the proxy's, then those of the services."""
-        targets = [(made[0], self._platform), *zip(made[2:], self._services, strict=True)]
-        for listener, target in targets:
-            arguments = (listener, partial(_carry_to, target, self._source if target == self._platform else None))
+    def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """The platform's socket, where there is one, and last the proxy's."""
+        for listener in listeners[:-1]:
+            arguments = (listener, partial(_carry_to, self._platform, self._source))
             threading.Thread(target=self._accept, args=arguments, daemon=True).start()
-        self._accept(made[1], self._by_proxy)
+        self._accept(listeners[-1], self._by_proxy)
 
     def _accept(self, listener: socket.socket, carry: Callable[[socket.socket], None]) -> None:
         while True:
@@ -207,12 +169,25 @@ def _target(method: str, target: str) -> tuple[str, int, str]:
 
 def _is_outside(address: str) -> bool:
     """A name may lead anywhere, and must not lead to this machine or to what a cloud tells of it."""
-    found = ipaddress.ip_address(address)
-    return not (found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified)
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    special = parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified
+    return not special and not _is_own(str(parsed))
 
 
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")
+def _is_own(address: str) -> bool:
+    """True for an address of this machine: packets to it leave from that very address."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # nothing is sent
+        except OSError:
+            return False  # no route leads there
+        return str(probe.getsockname()[0]) == address
+
+
+def is_loopback(host: str) -> bool:
+    """Whether clients reach this host without the proxy."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _pump(one: socket.socket, other: socket.socket) -> None:
@@ -235,7 +210,7 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 
 def receive(channel: socket.socket) -> list[socket.socket]:
     """The listening sockets, sent from inside."""
-    _, files, _, _ = socket.recv_fds(channel, 1, _MOST_LISTENERS)
+    _, files, _, _ = socket.recv_fds(channel, 1, _LISTENERS)
     return [socket.socket(fileno=file) for file in files]
 
 

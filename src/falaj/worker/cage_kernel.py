@@ -5,6 +5,7 @@ Everything raises OSError when the kernel refuses; nothing here decides what to 
 
 import ctypes
 import os
+import resource
 import struct
 from collections.abc import Iterable
 
@@ -15,6 +16,7 @@ _MS_REC_PRIVATE = 0x4000 | 0x40000
 _AT_FDCWD, _EMPTY_PATH, _RECURSIVE, _MOVE_EMPTY = -100, 0x1000, 0x8000, 0x4
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _LANDLOCK = (444, 445, 446)
+_TCP_VERSION, _PORT_RULE, _BIND_TCP, _CONNECT_TCP = 4, 2, 1, 2
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -92,6 +94,18 @@ def give_up_capabilities() -> None:
     _call("capset", _LIBC.capset(header, nothing))
 
 
+def refuse_core_dumps() -> None:
+    """No core file, and no core dump to the program that the machine's core pattern names, which runs as root outside.
+
+    The kernel ignores a limit of 0 for such a program, and stops at the limit 1. Where the hard limit is 0 already,
+    only root may raise it to 1: others keep 0.
+    """
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    except (ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def landlock_version() -> int:
     """What of Landlock the kernel knows; 0 where it has none."""
     return max(0, int(_LIBC.syscall(ctypes.c_long(_LANDLOCK[0]), None, ctypes.c_long(0), ctypes.c_long(1))))
@@ -100,23 +114,26 @@ def landlock_version() -> int:
 def landlock(
     reads: Iterable[str] | None = None,
     writes: Iterable[str] = (),
-    ports: Iterable[int] | None = None,
     *,
+    tcp: bool = True,
+    tcp_ports: Iterable[int] = (),
     programs: bool = True,
 ) -> None:
-    """From here on only these paths, where `reads` is given; and where `ports` is, connections to these alone and
-    no listening. With `programs`, files that may be read may be executed."""
+    """From here on only these paths, where `reads` is given. Without `tcp`, and where the kernel can tell, TCP
+    connections to `tcp_ports` (of any host) alone, and listening at ports that the kernel chooses where there are such
+    ports, else nowhere. With `programs`, files that may be read may be executed."""
     version = landlock_version()
     files = (1 << min(16, {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16))) - 1 if reads is not None else 0
-    attributes = struct.pack("<QQQ", files, 3 if ports is not None else 0, 3 if version >= 6 else 0)
+    attributes = struct.pack("<QQQ", files, 0 if tcp else 3, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _syscall("landlock", _LANDLOCK[0], attributes[:size], size, 0)
     # Of a read: run, read, list, and speak to devices.
     some = (0x1 if programs else 0) | 0x4 | 0x8 | (0x8000 & files)
     for path, allowed in [*((path, some) for path in reads or ()), *((path, files) for path in writes)]:
         _allow(rules, path, allowed & files)
-    for port in ports or ():
-        _syscall("landlock", _LANDLOCK[1], rules, 2, struct.pack("<QQ", 2, port), 0)
+    ports = sorted(set(tcp_ports)) if not tcp and version >= _TCP_VERSION else []
+    for port, action in [(0, _BIND_TCP)] * bool(ports) + [(port, _CONNECT_TCP) for port in ports]:
+        _syscall("landlock", _LANDLOCK[1], rules, _PORT_RULE, struct.pack("<QQ", action, port), 0)
     prctl(SET_NO_NEW_PRIVS, 1)
     _syscall("landlock", _LANDLOCK[2], rules, 0)
     os.close(rules)

@@ -36,6 +36,8 @@ class Place(NamedTuple):
     """Where other slots reach it; when empty, the node's name, or the rendezvous' host if that is this machine."""
     cores: tuple[int, ...] = ()
     """The cores its processes keep to; all when empty."""
+    memory_mib: int = 0
+    """The memory it asked for; 0 when nobody said."""
 
 
 class Context(NamedTuple):
@@ -76,6 +78,8 @@ class Context(NamedTuple):
     """A zip application with which processes can `from falaj import worker` in any Python."""
     cage: Mapping[str, Any] = MappingProxyType({})
     """How its processes are kept apart (worker/cage.py); empty: not at all."""
+    bounds: Mapping[str, int] = MappingProxyType({})
+    """What the launcher itself enforces (worker/resource_watch.py): memory (1 or 0), disk_mib, log_mib."""
     own_sandbox: Mapping[str, Any] = MappingProxyType({})
     """The same for the launcher's own commands (`stage`, `after`)."""
 
@@ -109,6 +113,7 @@ def document(attempt: "Attempt", **more: object) -> dict[str, object]:
             "devices": list(slot.devices),
             "milli": slot.milli,
             "cpus": slot.amounts.get("cpu", 0),
+            "memory_mib": slot.amounts.get("memory", 0),
         }
         for slot in attempt.slots
     ]

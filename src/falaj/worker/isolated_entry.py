@@ -46,7 +46,7 @@ def _give_up(order: Mapping[str, Any]) -> None:
     for name, limit in (("AS", "memory_bytes"), ("CPU", "cpu_seconds"), ("FSIZE", "file_bytes")):
         if value := order["limits"][limit]:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    kernel.refuse_core_dumps()
     if sys.platform != "linux":
         return
     private = str(Path.cwd())
@@ -62,7 +62,7 @@ def _give_up(order: Mapping[str, Any]) -> None:
     if "files" not in order["gaps"]:
         devices = (*_DEVICES, *order["devices"])
         reads = (*readable, *_SYSTEM_LIBRARIES, *_KERNEL_FACTS)
-        kernel.landlock(reads, (private, *order["writable"], *devices), (), programs=False)
+        kernel.landlock(reads, (private, *order["writable"], *devices), tcp=False, programs=False)
     if "calls" not in order["gaps"]:
         by_path = kernel.landlock_version() >= 3
         syscall_filter.install_filter(syscall_filter.build_isolated_rules(os.getpid(), truncate_by_path=by_path))

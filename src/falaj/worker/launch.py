@@ -27,6 +27,7 @@ from falaj.worker import ahead, family, rendezvous
 from falaj.worker.context import Context, read, understand
 from falaj.worker.outbox import Outbox
 from falaj.worker.own_commands import WORK, OwnCommands
+from falaj.worker.resource_watch import ResourceBounds, ResourceWatch
 from falaj.worker.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -91,6 +92,10 @@ class Launcher:
         self._ooms = -1
         """How many processes of our cgroup had been killed for want of memory when we began."""
         self._sampler = Sampler(self._outbox, slot, context.telemetry_s)
+        bounds = ResourceBounds.of_context(context.bounds, self._place.memory_mib)
+        self._watch = ResourceWatch(
+            bounds, str(self._folder), self._log(0), self._job_processes, self.context.checkpoints
+        )
         self._alive: dict[int, str] = {}
         self._publishing = OwnCommands(self.context.after, self.context, slot, self._log(0))
         self._cage: Cage | None = None
@@ -200,7 +205,7 @@ class Launcher:
         began = time.time()
         ranks = [self._start(words, local, f"rank {self._rank(local)}") for local in range(num)]
         if self._cage:
-            self._cage.close_listener()
+            self._cage.close_inherited()
         self._begin()
         good = self._all_good(ranks) if words else self._wait_for_first_slot()
         self._tell_phase("run", began)
@@ -316,9 +321,18 @@ class Launcher:
         if now >= self._limit_at and not self._reason:
             self._code = _TERMINATED
             self._end(f"time limit of {self.context.limit_s:g} s")
+        self._hold_to_bounds(now)
         if self._kill_at and now >= self._kill_at:
             family.send(signal.SIGKILL, self._everybody())
         self._sampler.sample_if_due(now)
+
+    def _hold_to_bounds(self, now: float) -> None:
+        """End a slot that uses more than its bounds: of memory at once, of disk with its grace."""
+        excess, at_once = self._watch.find_excess(now)
+        if excess and not self._reason:
+            self._code = 128 + signal.SIGKILL if at_once else 1
+            self._end(excess)
+            self._kill_at = now if at_once else self._kill_at
 
     def _see_failure(self, what: str, code: int) -> None:
         reason = self._say(what, code)
@@ -333,7 +347,7 @@ class Launcher:
     def _pause(self) -> float:
         now = time.monotonic()
         due = max(self._kill_at, now + 0.05) if self._kill_at else self._limit_at
-        return max(0.0, min(self._sampler.due, due, now + (0.2 if self._save else 1.0)) - now)
+        return max(0.0, min(self._sampler.due, self._watch.due, due, now + (0.2 if self._save else 1.0)) - now)
 
     def _end(self, reason: str) -> None:
         """Ask everybody to end, and remember when to stop asking."""
@@ -369,6 +383,12 @@ class Launcher:
     def _everybody(self) -> set[int]:
         """Whoever comes from us, but for those who keep the cage."""
         return set(family.descendants(os.getpid())) - (self._cage.staff if self._cage else set())
+
+    def _job_processes(self) -> list[int]:
+        """The submitter's processes, none of the launcher's own commands; empty unless a rank runs."""
+        if not any(what.startswith("rank") for what in self._alive.values()):
+            return []
+        return list(self._everybody() - {self._publishing.pid})
 
     def _fail(self, code: int, reason: str) -> None:
         self._code, self._reason = self._code or code, self._reason or reason

@@ -36,7 +36,7 @@ class OwnCommands:
         """`commands` are words after the interpreter; `log` is where they complain."""
         self._commands, self._context, self._slot, self._log = commands, context, slot, log
         self._work = f"{context.folder}/{WORK}"
-        self._pid, self._start_pipe = 0, -1
+        self.pid, self._start_pipe = 0, -1
 
     def fork(self, writable: Sequence[str] = ()) -> None:
         """Have the process that will run them wait. `writable` are the folders that they fill."""
@@ -44,8 +44,8 @@ class OwnCommands:
             return
         start_signal, self._start_pipe = os.pipe()
         launcher = os.getpid()
-        self._pid = os.fork()
-        if self._pid:
+        self.pid = os.fork()
+        if self.pid:
             os.close(start_signal)
             return
         code = family.NOT_EXECUTABLE
@@ -63,7 +63,7 @@ class OwnCommands:
     def start(self, launcher_env: Mapping[str, str]) -> int:
         """Let them run; gives the process to wait for, 0 where there is no command. `launcher_env` is the environment
         that the launcher itself was started with."""
-        if not self._pid:
+        if not self.pid:
             return 0
         env = {name: launcher_env[name] for name in _VARIABLES if launcher_env.get(name)}
         env |= {name: os.environ[name] for name in ("FALAJ_TOKEN",) if name in os.environ}  # the carrier renews it
@@ -74,16 +74,16 @@ class OwnCommands:
         with contextlib.suppress(BrokenPipeError):  # it was killed, which is seen when it is waited for
             os.write(self._start_pipe, json.dumps({**env, "HOME": self._work, "TMPDIR": self._work}).encode())
         os.close(self._start_pipe)
-        pid, self._pid = self._pid, 0
+        pid, self.pid = self.pid, 0
         return pid
 
     def dismiss(self) -> None:
         """They are not needed any more."""
-        if self._pid:
+        if self.pid:
             os.close(self._start_pipe)
             with contextlib.suppress(ChildProcessError):  # it was killed, and seen
-                os.waitpid(self._pid, 0)
-            self._pid = 0
+                os.waitpid(self.pid, 0)
+            self.pid = 0
 
     def _run_all(self, env: Mapping[str, str], writable: Sequence[str]) -> int:
         family.write_to(self._log)

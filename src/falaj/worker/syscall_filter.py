@@ -20,6 +20,9 @@ _TERMINAL_REQUESTS = (0x5412, 0x541C, 0x540E, 0x5423, 0x8901, 0x8902)
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 0xF
 _MSG_FASTOPEN = 0x20000000
+_CREATE_FLAGS = 0x400040
+"""open flags O_CREAT and __O_TMPFILE: with these alone the argument `mode` counts."""
+_SET_ID_MODES = 0o6000
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 _SET_SECCOMP, _GET_SECCOMP, _SET_NO_NEW_PRIVS = 22, 21, 38
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -80,7 +83,8 @@ CALLS: dict[str, dict[str, tuple[int, int]]] = {
         "clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socketpair": (53, 199), "sendto": (44, 206),
         "sendmsg": (46, 211), "sendmmsg": (307, 269), "kill": (62, 129), "tgkill": (234, 131),
         "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "fcntl": (72, 25), "prlimit64": (302, 261),
-        "sched_setaffinity": (203, 122), "truncate": (76, 45),
+        "sched_setaffinity": (203, 122), "truncate": (76, 45), "open": (2, -1), "openat": (257, 56),
+        "openat2": (437, 437), "creat": (85, -1),
     },
 }
 # fmt: on
@@ -110,6 +114,26 @@ def deny_groups(*groups: str) -> dict[str, Rule]:
     return {name: Rule() for group in groups for name in CALLS[group]}
 
 
+def refuse_set_id_modes() -> dict[str, Rule]:
+    """Rules that refuse modes with the set-user-ID or set-group-ID bit.
+
+    On the disk what sandboxed processes make belongs to the platform's user, which may be root: a program with this bit
+    would give every account of the machine that reaches it the platform's rights.
+    """
+    modes = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+    flags = {"open": 1, "openat": 2}
+    rules = {name: Rule(checks=(_refuse_set_id(argument),)) for name, argument in modes.items()}
+    rules |= {
+        name: Rule(checks=(Check(argument, (_CREATE_FLAGS,), NEXT, ALLOW, any_bit=True), _refuse_set_id(argument + 1)))
+        for name, argument in flags.items()
+    }
+    return rules | {"openat2": Rule(errno.ENOSYS)}  # its mode lies in memory, where no filter sees it
+
+
+def _refuse_set_id(argument: int) -> Check:
+    return Check(argument, (_SET_ID_MODES,), any_bit=True)
+
+
 def build_isolated_rules(pid: int, *, truncate_by_path: bool) -> dict[str, Rule]:
     """The rules of a helper process that only computes: no sockets, programs or new processes, no access to others."""
     groups = [group for group in CALLS if group != "checked"]
@@ -117,7 +141,7 @@ def build_isolated_rules(pid: int, *, truncate_by_path: bool) -> dict[str, Rule]
     own_or_zero = Rule(checks=(Check(0, (0, pid), ALLOW, DENY),))
     thread = (Check(0, (_THREAD_FLAG,), NEXT, DENY, any_bit=True), Check(0, (_NAMESPACE_FLAGS,), any_bit=True))
     stream_pair = (Check(0, (_AF_UNIX,), NEXT, DENY), Check(1, (_SOCK_STREAM,), ALLOW, DENY, _SOCK_TYPE_MASK))
-    rules = deny_groups(*groups) | {
+    rules = refuse_set_id_modes() | deny_groups(*groups) | {
         "clone": Rule(checks=thread),
         "clone3": Rule(errno.ENOSYS),  # its flags lie in memory, where no filter sees them; C libraries then use clone
         "ioctl": Rule(checks=(Check(1, _TERMINAL_REQUESTS),)),
@@ -129,26 +153,27 @@ def build_isolated_rules(pid: int, *, truncate_by_path: bool) -> dict[str, Rule]
     return rules if truncate_by_path else rules | {"truncate": Rule()}
 
 
-def build_attempt_rules(
-    *, shares_user: bool = False, only_streams: bool = False, only_accepts: bool = False
-) -> dict[str, Rule]:
+def build_attempt_rules(*, shares_user: bool = False, only_accepts: bool = False) -> dict[str, Rule]:
     """The rules of an attempt's processes, which run programs and talk to each other.
 
-    With `shares_user` (no namespaces) they may not touch other processes of the platform's user. With `only_streams`
-    they open no internet socket but plain TCP, and send no data before Landlock has seen the connection. With
-    `only_accepts` they take connections from a listening socket that they inherited and open none: that socket, and
-    each one it accepts, belongs to the machine's network, and could be disconnected and connected elsewhere.
+    With `shares_user` (no namespaces) they may not touch other processes of the platform's user. With `only_accepts`
+    they take connections from a listening socket that they inherited and open none: that socket, each one it accepts
+    and each one that a broker gives them belongs to the machine's network, and could be disconnected and connected
+    elsewhere. With either, the network is the machine's: they open no internet socket but plain TCP, which Landlock
+    limits, and send no data with the opening of a connection, which Landlock does not see.
     """
-    kinds, protocols = ((_SOCK_STREAM,), (0, 6)) if only_streams else ((_SOCK_STREAM, 2), (0, 1, 6, 17, 58))
+    plain_tcp = shares_user or only_accepts
+    kinds, protocols = ((_SOCK_STREAM,), (0, 6)) if plain_tcp else ((_SOCK_STREAM, 2), (0, 1, 6, 17, 58))
     families = (
         Check(0, (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK), NEXT, DENY),
-        Check(0, (_AF_UNIX,), DENY if shares_user and only_streams else ALLOW),  # Landlock knows no socket files
+        Check(0, (_AF_UNIX,), DENY if shares_user and only_accepts else ALLOW),  # Landlock knows no socket files
         Check(0, (_AF_NETLINK,), NEXT, 1),
         Check(2, (0,), ALLOW, DENY),  # of netlink only routes, which name lookups read
         Check(1, kinds, NEXT, DENY, _SOCK_TYPE_MASK),
         Check(2, protocols, ALLOW, DENY),
     )
-    rules = deny_groups("tracing", "keys", "mounts", "kernel", "namespaces", "rings") | {
+    rules = refuse_set_id_modes() | deny_groups("tracing", "keys", "mounts", "kernel", "namespaces", "rings")
+    rules |= {
         "name_to_handle_at": Rule(),
         "statmount": Rule(),
         "listmount": Rule(),
@@ -166,13 +191,15 @@ def build_attempt_rules(
         rules |= {"ioprio_set": Rule(checks=(Check(1, (0,), ALLOW, DENY),))}
         rules |= {"fcntl": Rule(checks=(Check(1, (8, 15)),))}  # F_SETOWN, F_SETOWN_EX: signals to others
         rules |= {name: Rule() for name in CALLS["attributes"] if "xattr" in name or name == "file_setattr"}
-    if only_streams:
+    if plain_tcp:
         flags = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
         rules |= {
             name: Rule(checks=(Check(position, (_MSG_FASTOPEN,), any_bit=True),)) for name, position in flags.items()
         }
+    if only_accepts:
         rules |= deny_groups("attributes") | {"pidfd_open": Rule()} if shares_user else {}
-    return rules | ({"connect": Rule(), "bind": Rule()} if only_accepts else {})
+        rules |= {"connect": Rule(), "bind": Rule()}
+    return rules
 
 
 def install_filter(rules: Mapping[str, Rule]) -> None:

@@ -78,7 +78,7 @@ class Ground:
         kit.add("MatMul", "x", kit._keep(np.eye(3, dtype=np.float32)), out="y")
         folder = kit.save(self.folder / "model", [("x", "FP32", ("batch", 3))], [("y", "FP32", ("batch", 3))])
         model = self.mona.catalog.publish("model:fraud/scorer", str(folder), inputs={"train": history.published}).ref
-        self.mona.serve.deploy(ENDPOINT, str(model), wait=True, cpus=0.1, memory="64MiB")
+        self.mona.serve.deploy(ENDPOINT, str(model), wait=True, cpus=0.1, memory="256MiB")
         return until(lambda: self.mona.serve.show(ENDPOINT), lambda view: view.url)
 
     def ask(self, view: Any) -> list[list[float]]:

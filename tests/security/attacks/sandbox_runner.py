@@ -2,7 +2,7 @@
 
 METHOD is "namespaces" or "landlock" (this process then denies itself namespaces, so that the product finds none);
 PROFILE is one of PROFILES; RUN is "quick", "full" or "control" (no sandbox: shows which attempts are real).
-Prints a JSON object of outcomes by name.
+Prints a JSON object of outcomes by name: done, refused, or absent (the machine lacks the target, or it did not answer).
 """
 
 import ctypes
@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from falaj.worker.context import document
 from falaj.worker.isolated_process import start_isolated
 from falaj.worker.syscall_filter import CALLS, Rule, install_filter
 from tests.backends.attempts import attempt, over, slots
-from tests.security.attacks.escapes import PRELUDE, Escape, list_escapes
+from tests.security.attacks.escapes import PRELUDE, Escape, find_missing_target, list_escapes
 
 PROFILES = ("job", "replica", "feature-replica", "staging", "agent", "isolated")
 HARNESS = r"""
@@ -88,17 +90,32 @@ class Outside:
         self.tcp = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.udp.bind(("127.0.0.1", 0))
+        self.datagrams = 0
         self.unix = socket.socket(socket.AF_UNIX)
         self.unix.bind(str(self.home / "socket"))
         self.abstract = socket.socket(socket.AF_UNIX)
         self.abstract.bind(f"\0falaj-outside-{os.getpid()}")
         for listener in (self.unix, self.abstract):
             listener.listen()
+        for answer in (self._answer_datagrams, self._hand_out_descriptors):
+            threading.Thread(target=answer, daemon=True).start()
         self.sysv = 0x46000000 + os.getpid()
         libc = ctypes.CDLL(None)
         self.segment = libc.shmget(self.sysv, 4096, 0o1600)
         libc.semget(self.sysv, 1, 0o1600)
         libc.msgget(self.sysv, 0o1600)
+
+    def _answer_datagrams(self) -> None:
+        while True:
+            _, caller = self.udp.recvfrom(64)
+            self.datagrams += 1
+            self.udp.sendto(b"answer", caller)
+
+    def _hand_out_descriptors(self) -> None:
+        while True:
+            with self.unix.accept()[0] as caller, Path(os.devnull).open() as file, suppress(OSError):
+                socket.send_fds(caller, [b"."], [file.fileno()])
+                caller.recv(64)
 
     def facts(self, attempt_folder: str, method: str) -> dict[str, Any]:
         return {
@@ -115,13 +132,14 @@ class Outside:
         damage = [str(path) for path in self.home.rglob("planted*")]
         if (self.home / "keys" / "secret").read_text() != "secret of the platform":
             damage.append("secret")
-        for name, listener in (("tcp", self.tcp), ("udp", self.udp), ("abstract", self.abstract)):
+        damage += ["udp was called"] if self.datagrams else []
+        for name, listener in (("tcp", self.tcp), ("abstract", self.abstract)):
             listener.setblocking(False)
             try:
-                listener.recv(1) if listener is self.udp else listener.accept()
+                listener.accept()
                 damage.append(f"{name} was called")
             except BlockingIOError:
-                pass  # no connection or datagram came
+                pass  # no connection came
         return damage if self.process.poll() is None else [*damage, "the outside process ended"]
 
     def close(self) -> None:
@@ -138,13 +156,17 @@ class Outside:
 def choose_escapes(method: str, profile: str, run: str) -> list[Escape]:
     """The attempts that this sandbox must refuse."""
     skipped = "j" if profile == "isolated" else "i"
+    if not profile.endswith("replica"):
+        skipped += "l"
     if method == "landlock" and profile not in ("isolated", "replica", "feature-replica"):
-        skipped += "un"
+        skipped += "u"
     if method == "landlock" and profile != "isolated":
         skipped += "r"
     kept = [escape for escape in list_escapes() if not set(escape.flags) & set(skipped)]
-    needed = {"quick": "q", "control": "c"}.get(run, "")
-    return [escape for escape in kept if needed in escape.flags]
+    if run == "control":
+        real = "cC" if os.geteuid() == 0 else "c"
+        return [escape for escape in list_escapes() if set(escape.flags) & set(real)]
+    return [escape for escape in kept if run == "full" or "q" in escape.flags]
 
 
 def build_program(escapes: list[Escape], facts: dict[str, Any], *, apart: bool, control: bool = False) -> str:
@@ -203,7 +225,10 @@ def run_isolated(outside: Outside, method: str, escapes: list[Escape]) -> str:
 
 def run_control(outside: Outside, method: str, escapes: list[Escape]) -> str:
     program = build_program(escapes, outside.facts("/nonexistent", method), apart=True, control=True)
-    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    words = [sys.executable, "-c", program]
+    work = outside.home.parent / "work"  # on the file system of the secret, so that hard links are possible
+    work.mkdir()
+    done = subprocess.run(words, cwd=work, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     return done.stderr
 
 
@@ -214,6 +239,7 @@ def main(method: str, profile: str, folder: str, run: str) -> None:
     outside = Outside(Path(folder))
     try:
         escapes = choose_escapes(method, profile, run)
+        absent = {escape.name: path for escape in escapes if (path := find_missing_target(escape))}
         if run == "control":
             text = run_control(outside, method, escapes)
         elif profile == "isolated":
@@ -224,6 +250,10 @@ def main(method: str, profile: str, folder: str, run: str) -> None:
     finally:
         outside.close()
     outcomes = read_outcomes(text)
+    for escape in escapes:
+        outcome = outcomes.get(escape.name, ["", ""])
+        if outcome[0] == "refused" and (escape.name in absent or "timed out" in outcome[1]):
+            outcomes[escape.name] = ["absent", absent.get(escape.name, "no answer")]
     missing = [escape.name for escape in escapes if escape.name not in outcomes]
     result = {"outcomes": outcomes, "missing": missing, "damage": damage, "end": text[-2000:] if missing else ""}
     sys.stdout.write(json.dumps(result))

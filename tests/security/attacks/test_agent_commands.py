@@ -43,7 +43,7 @@ class Zone:
     def run(self, code: Path, program: str, **more: Any) -> tuple[Any, str]:
         """A job of a shell script beside files that its author planted; how it ended, and what its log says."""
         (code / "work.sh").write_text(program)
-        spec = {"command": "sh work.sh", "cpus": 0.1, "memory": "64MiB", "zone": self.name, "code": "", **more}
+        spec = {"command": "sh work.sh", "cpus": 0.1, "memory": "256MiB", "zone": self.name, "code": "", **more}
         spec["code"] = str(self.amal.catalog.publish(f"code:fraud/c-{new_id()}", str(code), zone=self.name).ref)
         (code.parent / "job.json").write_text(json.dumps(spec))
         lab = Lab(code.parent, self.amal)

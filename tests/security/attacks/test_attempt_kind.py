@@ -18,7 +18,7 @@ from tests.jobs.lab import Lab
 from tests.town import Town, refusal
 
 JOB, REPLICA, FEATURE_REPLICA = "job", "replica", "feature-replica"
-SMALL = {"command": ["true"], "roles": [{"cpus": 0.1, "memory": "32MiB"}]}
+SMALL = {"command": ["true"], "roles": [{"cpus": 0.1, "memory": "100MiB"}]}
 PLATFORM_ONLY = ("SERVE", "HOP_KEY", "HOP_CERT", "HOP_PRIVATE", "ONLINE_PASSWORD", "BULK")
 PROBE = """
 import json, os, socket
@@ -60,7 +60,7 @@ def test_job_that_calls_itself_a_replica_gets_the_sandbox_of_a_job(town: Town, t
         program = PROBE.replace("ONLINE", repr(online)).replace("PORT", str(outside.getsockname()[1]))
         (code / "falaj/infer/__main__.py").write_text(program)
         spec = {
-            "command": "python -m falaj.infer", "cpus": 0.1, "memory": "64MiB", "labels": {}, "folder": str(code),
+            "command": "python -m falaj.infer", "cpus": 0.1, "memory": "256MiB", "labels": {}, "folder": str(code),
             "env": {"FALAJ_PARAM_KIND": REPLICA, "FALAJ_PARAM_FEATURES": '{"features": {}}'},
         }  # fmt: skip
         lab = Lab(tmp_path, town.as_("amal"))
@@ -126,7 +126,7 @@ def test_no_argument_of_the_api_sets_the_kind_of_a_job(town: Town) -> None:
 def test_replica_of_an_endpoint_cannot_be_given_the_platforms_variables(town: Town, tmp_path: Path) -> None:
     mona = town.as_("mona")
     model = mona.catalog.publish("model:fraud/scorer", str(models.mlp(tmp_path / "scorer"))).ref
-    needs = {"cpus": 0.1, "memory": "64MiB", "env": {"FALAJ_PARAM_HOP_CERT": "mine"}}
+    needs = {"cpus": 0.1, "memory": "256MiB", "env": {"FALAJ_PARAM_HOP_CERT": "mine"}}
     error = refusal(lambda: mona.serve.add("endpoint:fraud/fake", model, {"needs": needs}))
     assert "FALAJ_PARAM_HOP_CERT is reserved" in error.message
 

@@ -283,8 +283,7 @@ def test_the_walk_finds_values_where_they_may_be_shown(ground: Ground) -> None:
         shown = leaks_of_operations(caller, ground.refs, QUESTIONS)
         assert shown >= {"catalog.show", "track.show", "track.list", "track.artifacts", "jobs.show", "jobs.logs"}
         assert shown >= {"monitor.windows", "monitor.verdicts", "monitor.incident", "serve.show", "sweeps.show"}
-        search = caller.post("/api/2.0/mlflow/runs/search", json={"experiment_ids": list(ground.experiments)})
-        assert "POST /api/2.0/mlflow/runs/search" in leaks_of_mlflow(caller, ground), search.text
+        assert "POST /api/2.0/mlflow/runs/search" in leaks_of_mlflow(caller, ground)
     assert any("/track/run:" in path for path in leaks_of_pages(ground.url, ground.bank.tokens["amal"], ground.refs))
 
 

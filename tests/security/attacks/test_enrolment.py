@@ -12,20 +12,22 @@ from typing import Any
 import httpx
 import pytest
 
+import falaj
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Unauthenticated
-from tests.people import enroll, enroll_tenant, redeem
+from tests.people import approve_as_officer, confirm_roles, enroll, enroll_tenant, redeem
 from tests.replica import FALAJ, Replica
+from tests.servers.process import wait_until
 from tests.town import refusal
 
 ROWS = b"id,name,iban\n1,Amal,AE070331234567890123456\n"
-BLOB = "blob:fraud/customers"
+BLOB, LABELLED_BLOB = "blob:fraud/customers", "blob:fraud/patients"
 
 
 class Bank:
     """A server with one tenant: fatima administers it and enrolled all others."""
 
     def __init__(self, home: Path) -> None:
-        self.server = Replica(home)
+        self.server = Replica(home, {"FALAJ_HOSTS": "localhost"})
         self.tokens = {"fatima": enroll_tenant(self.server.as_(), "bank", "fatima")}
         team = {
             "amal": "data-scientist", "mona": "ml-engineer", "salem": "data-steward", "badr": "approver",
@@ -34,6 +36,8 @@ class Bank:
         for name, role in team.items():
             self.tokens[name] = enroll(self.as_("fatima"), name, (role,), jurisdiction="AE")
         self.as_("amal").store.put(BLOB, ROWS, label="open")
+        self.as_("amal").track.create("experiment:fraud/laundering")
+        self.as_("amal").store.put(LABELLED_BLOB, ROWS, label="sensitive")
 
     def as_(self, name: str) -> Any:
         return self.server.as_(self.tokens[name])
@@ -41,6 +45,12 @@ class Bank:
     def post(self, path: str, body: dict[str, Any], token: str = "") -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         return httpx.post(f"{self.server.url}{path}", json=body, headers=headers, trust_env=False)
+
+    def redeem(self, code: str) -> tuple[Any, Any]:
+        """What whoever has the code gets: the issued token, and the platform as its holder sees it."""
+        with falaj.connect(self.server.url) as stranger:
+            issued = stranger.people.enroll(code)
+        return issued, self.server.as_(issued.token)
 
     def events(self, **where: Any) -> list[Any]:
         return list(self.as_("omar").audit.log(limit=500, **where).entries)
@@ -262,3 +272,154 @@ def test_administrator_cannot_make_a_credential_in_the_name_of_another_maker(ban
     masked = bank.server.as_(enroll(fatima, "mask", ("tenant-admin",), subject="https://login.example#sami"))
     enrolled = bank.server.as_(enroll(masked, "made-by-mask", ("data-scientist",)))
     assert enrolled.people.whoami().credential_by == "bank/mask"
+
+
+def test_invented_people_pass_no_approval(bank: Bank) -> None:
+    """An administrator invents one person who asks and two who approve, and redeems all their codes."""
+    fatima = bank.as_("fatima")
+    asker = bank.server.as_(enroll(fatima, "invented-steward", ("data-steward",)))
+    approval = asker.approvals.ask("catalog.promote", f"sha256:{'4' * 64}", "a test", needs=2)
+    for name, role in (("invented-approver", "approver"), ("invented-dpo", "dpo")):
+        with falaj.connect(bank.server.url) as stranger:
+            issued = stranger.people.enroll(fatima.people.add(name, (role,)).code)
+        invented = bank.server.as_(issued.token)
+        assert invented.people.whoami().roles == ()
+        refused = refusal(lambda voter=invented: voter.approvals.give(str(approval.ref)))
+        assert isinstance(refused, Denied | NotFound)
+        # Neither the maker, nor the account itself, nor another account of the maker confirms it.
+        for voter in (fatima, invented, asker):
+            act = lambda voter=voter, ref=issued.confirmation: voter.approvals.give(ref)  # noqa: E731
+            assert isinstance(refusal(act), Denied | NotFound)
+    assert bank.as_("omar").approvals.show(str(approval.ref)).standing.state == "waiting"
+
+
+def assert_reads_no_labelled_data(reader: Any) -> None:
+    """The refusal says which confirmation is missing, who gives it, and by which command."""
+    refused = refusal(lambda: reader.store.get(LABELLED_BLOB).read())
+    assert isinstance(refused, Denied)
+    assert "nobody but its maker has confirmed who enrolled" in refused.message
+    assert "security-officer, approver or dpo" in refused.hint
+    assert "falaj approvals list --state waiting --action people.confirm" in refused.hint
+
+
+def may_read(reader: Any) -> bool:
+    return bool(reader.policy.may((f"store.get {LABELLED_BLOB}",))[0].allowed)
+
+
+def test_invented_reader_reads_no_labelled_data(bank: Bank) -> None:
+    """An administrator adds an account, redeems its code alone, and tries to read by every way that an account has."""
+    fatima = bank.as_("fatima")
+    issued, ghost = bank.redeem(fatima.people.add("ghost", ("data-scientist",), jurisdiction="AE").code)
+    assert ghost.store.get(BLOB).read() == ROWS, "its role counts at once for data without a label"
+    ghost.store.put("blob:fraud/lawless", ROWS, label="NONE")
+    assert ghost.store.get("blob:fraud/lawless").read() == ROWS, "and for data that no law restricts"
+    assert_reads_no_labelled_data(ghost)
+    inputs, spec = {"data": LABELLED_BLOB}, {"command": ["cat", "data"]}
+    for act in (
+        lambda: ghost.store.put("blob:fraud/laundered", b"x", inputs=[LABELLED_BLOB]),
+        lambda: ghost.store.copy(LABELLED_BLOB, to=ghost.zones.list()[0].id),
+        lambda: ghost.track.start("experiment:fraud/laundering", inputs=inputs),
+        lambda: ghost.jobs.add("job:fraud/reader", spec, inputs=inputs),
+    ):
+        refused = refusal(act)
+        assert isinstance(refused, Denied)
+        assert "nobody but its maker has confirmed who enrolled" in refused.message
+    fatima.people.add("robot-of-ghost", ("data-scientist",), service=True, projects=("fraud",), jurisdiction="AE")
+    robot = bank.server.as_(ghost.people.token("robot-of-ghost").token)
+    assert_reads_no_labelled_data(robot)
+    # Neither the administrator, nor the account itself, nor an approver whom the administrator made confirms it.
+    for voter in (fatima, ghost, bank.as_("badr"), bank.as_("sami")):
+        act = lambda voter=voter: voter.approvals.give(issued.confirmation)  # noqa: E731
+        assert isinstance(refusal(act), Denied | NotFound)
+    assert_reads_no_labelled_data(ghost)
+    approve_as_officer(fatima, issued.confirmation)
+    wait_until(lambda: bank.as_("omar").people.show("person:people/ghost").confirmed > 0, 10)
+    wait_until(lambda: may_read(ghost), 10)
+    assert ghost.store.get(LABELLED_BLOB).read() == ROWS
+    assert robot.store.get(LABELLED_BLOB).read() == ROWS
+
+
+def test_role_that_reads_given_later_waits_for_the_confirmation_too(bank: Bank) -> None:
+    fatima = bank.as_("fatima")
+    issued, clerk = bank.redeem(fatima.people.add("clerk", ("operator",), jurisdiction="AE").code)
+    assert issued.confirmation == "", "an account without rights over data needs nobody's confirmation"
+    fatima.people.change("clerk", roles=("data-scientist",))
+    assert_reads_no_labelled_data(clerk)
+    confirm_roles(fatima, "clerk")
+    wait_until(lambda: may_read(clerk), 10)
+    assert clerk.store.get(LABELLED_BLOB).read() == ROWS
+
+
+def test_reader_who_enrolled_anew_is_confirmed_anew(bank: Bank) -> None:
+    fatima = bank.as_("fatima")
+    enroll(fatima, "yara", ("data-scientist",), jurisdiction="AE")
+    waiting = fatima.people.reset("yara", "lost laptop")
+    approve_as_officer(fatima, waiting.approval)
+    _, thief = bank.redeem(fatima.people.reset("yara", "lost laptop").code)
+    assert_reads_no_labelled_data(thief)
+
+
+def test_invented_steward_gets_nobodys_data_from_the_privacy_service(bank: Bank) -> None:
+    """Requests of persons are answered with the platform's own authority, so an invented person gets none answered."""
+    fatima = bank.as_("fatima")
+    _, ghost = bank.redeem(fatima.people.add("ghost-steward", ("data-steward",), jurisdiction="AE").code)
+    request = str(bank.as_("dana").privacy.ask("access", "784-1990-1234567-1").ref)
+    for act in (
+        lambda: ghost.privacy.search(request, "784-1990-1234567-1"),
+        lambda: ghost.privacy.disclose(request, "784-1990-1234567-1"),
+    ):
+        refused = refusal(act)
+        assert isinstance(refused, Denied)
+        assert "confirmed who enrolled" in refused.message
+
+
+def test_administrator_gives_an_enrolled_account_no_role_that_decides(bank: Bank) -> None:
+    fatima = bank.as_("fatima")
+    puppet = bank.server.as_(enroll(fatima, "late-approver", ("data-scientist",)))
+    changed = fatima.people.change("late-approver", roles=("data-scientist", "approver"))
+    assert (changed.roles, changed.requested_roles) == (("data-scientist",), ("approver",))
+    assert puppet.people.whoami().roles == ("data-scientist",)
+    confirm_roles(fatima, "late-approver")
+    wait_until(lambda: puppet.people.whoami().roles == ("approver", "data-scientist"), 10)
+
+
+def test_new_enrolment_of_an_approver_is_confirmed_anew(bank: Bank) -> None:
+    """A second person approves the reset of an approver; the administrator redeems the code instead of the approver."""
+    fatima = bank.as_("fatima")
+    enroll(fatima, "hamad", ("approver",))
+    waiting = fatima.people.reset("hamad", "lost laptop")
+    approve_as_officer(fatima, waiting.approval)
+    with falaj.connect(bank.server.url) as stranger:
+        issued = stranger.people.enroll(fatima.people.reset("hamad", "lost laptop").code)
+    thief = bank.server.as_(issued.token)
+    assert thief.people.whoami().roles == ()
+    assert issued.fingerprint in bank.as_("sami").approvals.show(issued.confirmation).approval.reason
+    approve_as_officer(fatima, issued.confirmation)
+    wait_until(lambda: thief.people.whoami().roles == ("approver",), 10)
+
+
+def test_confirmation_of_an_older_enrolment_gives_nothing(bank: Bank) -> None:
+    fatima = bank.as_("fatima")
+    with falaj.connect(bank.server.url) as stranger:
+        issued = stranger.people.enroll(fatima.people.add("rashid", ("approver",)).code)
+    fatima.people.change("rashid", roles=("auditor",))
+    approve_as_officer(fatima, issued.confirmation)
+    assert bank.server.as_(issued.token).people.whoami().roles == ("auditor",)
+    assert fatima.people.show("person:people/rashid").roles == ("auditor",)
+
+
+def test_a_later_officer_of_a_tenant_needs_a_second_person_of_the_installation(bank: Bank) -> None:
+    root = bank.server.as_()
+    waiting = root.people.appoint_officer("bank", "second-officer")
+    assert (waiting.state, waiting.code) == ("waiting", "")
+    assert isinstance(refusal(lambda: root.approvals.give(waiting.approval)), Denied)
+    assert isinstance(refusal(lambda: bank.as_("fatima").people.appoint_officer("bank", "own")), Denied)
+    assert isinstance(refusal(lambda: root.people.appoint_officer("house", "own")), Denied)
+    approve_as_officer(root, waiting.approval)
+    appointed = root.people.appoint_officer("bank", "second-officer")
+    assert bank.server.as_(redeem(root, appointed)).people.whoami().roles == ("security-officer",)
+
+
+def test_only_the_platform_asks_for_a_confirmation(bank: Bank) -> None:
+    act = lambda: bank.as_("mona").approvals.ask("people.confirm", f"sha256:{'5' * 64}", "a test")  # noqa: E731
+    assert isinstance(refusal(act), Invalid)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import FalajError, Unavailable, UserCodeFailed
+from falaj.core.ref import Ref
+from falaj.features.functions import open_function
 from falaj.features.kept import check_text
 from falaj.worker import function_sandbox
 from falaj.worker.function_sandbox import FunctionSandbox
@@ -265,6 +267,22 @@ def test_values_come_back_as_they_went() -> None:
         else:
             assert returned[name] == values
             assert [type(value) for value in returned[name]] == [type(value) for value in values]
+
+
+def test_function_keeps_nothing_of_one_service_for_another(two_tenants: Ground) -> None:
+    """Two services have the same text, as where somebody copies it: what one was given is not kept for the other."""
+    text = """def f(columns):
+    import re
+
+    before = getattr(re, "kept", [])
+    re.kept = columns["a"]
+    return {"a": before}
+"""
+    first, second = (
+        open_function(two_tenants.amal, Ref.parse(f"service:fraud/{name}"), text) for name in ("labelled", "open")
+    )
+    assert first({"a": ["secret"]})["a"] == []
+    assert second({"a": ["guess"]})["a"] == []
 
 
 def test_function_that_does_not_load_fails_at_every_call() -> None:

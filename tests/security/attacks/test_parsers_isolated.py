@@ -24,7 +24,7 @@ from falaj.content.tables import describe
 from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
 from falaj.features.isolated_query import query_database, query_files
 from falaj.monitor.isolated_report import compare_isolated
-from falaj.privacy.isolated_rows import find_rows
+from falaj.privacy.search.isolated_files import UNREAD, FileAsk, FilesQuestion, search_files
 from falaj.worker import isolated_process
 from tests.jobs.lab import Lab
 from tests.town import Town
@@ -76,12 +76,18 @@ def learn(parse: Callable[[], Any]) -> Any:
     return json.loads(raised.value.message)
 
 
+def search_for_person(file: Path) -> None:
+    (finding,) = search_files(FilesQuestion("1", (FileAsk(str(file), file.name, ("a",)),), wants_rows=True))
+    if finding.state == UNREAD:
+        raise Invalid(finding.reason)
+
+
 PARSES: dict[str, Callable[[Path], Any]] = {
     "profile of a table": describe,
     "preview of a table": lambda file: peek(TableFiles("parquet", (str(file),), file.stat().st_size), 5),
     "format of a model": inspect_isolated,
     "MLmodel of a model": lambda file: parse_model(file.parent),
-    "rows of a person": lambda file: list(find_rows(file, ["a"], "1")),
+    "rows of a person": search_for_person,
     "report on two tables": lambda file: compare_isolated(file, file, "t", "", ""),
 }
 
@@ -259,14 +265,14 @@ def test_hostile_stream_of_a_taken_over_reader_is_an_error_of_ours(case: str, ta
     assert offsets in good
     take_over(f"GOOD, OFFSETS, BAD_OFFSETS = {good!r}, {offsets!r}, {bad_offsets!r}\n{HOSTILE_STREAMS[case]}")
     with pytest.raises(FalajError) as raised:
-        list(find_rows(table, ["a"], "1"))
+        search_for_person(table)
     assert raised.value.status == 400
 
 
 def test_broken_file_of_somebody_else_does_not_end_a_search_for_a_person(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no table PAR1")
     with pytest.raises(Invalid, match="cannot be read"):
-        list(find_rows(tmp_path / "t.parquet", ["a"], "1"))
+        search_for_person(tmp_path / "t.parquet")
 
 
 def test_nothing_is_parsed_where_isolation_is_required_and_the_kernel_has_none(
@@ -276,7 +282,7 @@ def test_nothing_is_parsed_where_isolation_is_required_and_the_kernel_has_none(
     monkeypatch.setattr(isolated_parser, "_required", threading.Event())
     assert describe(table) is not None
     isolated_parser.require_isolation()
-    for parse in (describe, inspect_isolated, lambda file: list(find_rows(file, ["a"], "1"))):
+    for parse in (describe, inspect_isolated, search_for_person):
         with pytest.raises(Unavailable, match="files"):
             parse(table)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def run_walk(planted: Planted, folder: Path, steps: list[tuple[Principal, str, i
         walk.close()
 
 
+@pytest.mark.timeout(7200)  # all of them take half an hour; quick runs draw few
 @settings(max_examples=10_000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_random_walk_leaks_no_canary(planted: Planted, tmp_path: Path, steps: list[tuple[Principal, str, int]]) -> None:

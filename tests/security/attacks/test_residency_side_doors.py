@@ -123,7 +123,7 @@ def test_a_repeated_question_is_judged_anew(bank: Bank) -> None:
     ctx = house.context(actor, request="one-question", purpose="fraud")
     ask = {"name": Ref.parse(bank.data)}
     assert CANARY in str(house.call("catalog", "show", ctx, ask))
-    bank.as_("fatima").people.change("hind", roles=("approver",))
+    bank.as_("fatima").people.change("hind", roles=("auditor",))
     again = house.context(bank.actor("hind"), request="one-question", purpose="fraud")
     assert CANARY not in str(house.call("catalog", "show", again, ask))
 

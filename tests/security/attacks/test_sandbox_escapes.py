@@ -24,7 +24,8 @@ from tests.security.attacks.sandbox_runner import PROFILES
 
 ROOT = Path(__file__).parents[3]
 METHODS = ("namespaces", "landlock")
-pytestmark = pytest.mark.skipif(cage_kernel.landlock_version() < 6, reason="this kernel's Landlock is older")
+LANDLOCK_VERSION = 6
+MOST_ABSENT = 0.15  # of the attempts: more, and this machine is no place to judge a sandbox
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_the_table_is_large_and_its_names_are_unique() -> None:
 def test_attempts_are_real(folder: Path) -> None:
     """Outside of a sandbox the marked ones succeed: they are refused by the sandbox and not by their own mistakes."""
     result = run("namespaces", "job", folder, "control")
-    assert result["outcomes"]
+    assert len(result["outcomes"]) > (120 if os.geteuid() == 0 else 50)
     assert {name: outcome for name, outcome in result["outcomes"].items() if outcome[0] != "done"} == {}
 
 
@@ -73,9 +74,14 @@ def test_every_attempt_is_refused_without_root(method: str, profile: str, folder
 
 def run(method: str, profile: str, folder: Path, which: str, *, as_root: bool = True) -> dict[str, Any]:
     """Run the attempts of one method and profile in a process of their own, which may give up rights for good."""
+    if cage_kernel.landlock_version() < LANDLOCK_VERSION and (method == "landlock" or profile == "isolated"):
+        words = f"this kernel's Landlock is older than {LANDLOCK_VERSION}"
+        pytest.fail(words) if os.environ.get("CI") else pytest.skip(words)
     words = [sys.executable, "-m", "tests.security.attacks.sandbox_runner", method, profile, str(folder), which]
     env = {name: value for name, value in os.environ.items() if not name.startswith("FALAJ_")}
     env |= {"PYTHONDONTWRITEBYTECODE": "1"}
+    if which == "control" and os.geteuid() == 0:  # what root may mount and name outside of a sandbox is its own
+        words = ["unshare", "--mount", "--uts", *words]
     if not as_root:
         os.chown(folder, UID, UID)
         scratch = folder / "scratch"
@@ -90,5 +96,7 @@ def run(method: str, profile: str, folder: Path, which: str, *, as_root: bool = 
 
 def check_refused(result: dict[str, Any]) -> None:
     assert result["missing"] == [], result["end"]
-    assert {name: outcome for name, outcome in result["outcomes"].items() if outcome[0] != "refused"} == {}
+    assert {name: outcome for name, outcome in result["outcomes"].items() if outcome[0] == "done"} == {}
+    absent = {name: outcome[1] for name, outcome in result["outcomes"].items() if outcome[0] == "absent"}
+    assert len(absent) <= MOST_ABSENT * len(result["outcomes"]), absent
     assert result["damage"] == []

@@ -83,9 +83,13 @@ def _find(visit: Visit, full: str) -> Experiment | None:
     if full == "Default":
         experiment_ref(visit, "0")
     desk: Any = visit.house.desks["track"]
-    ref: Ref | None = desk.titled(visit.ctx.tenant, full)
-    found: Experiment | None = visit.look("track", "experiment", name=ref or ref_of("experiment", full))
-    return found if ref is not None or (found is not None and found.title == found.ref.name) else None
+    # Two projects may use the same title: an experiment that the caller may not see is as if it were not there.
+    for ref in desk.find_titled(visit.ctx.tenant, full):
+        titled: Experiment | None = visit.look("track", "experiment", name=ref)
+        if titled is not None:
+            return titled
+    named: Experiment | None = visit.look("track", "experiment", name=ref_of("experiment", full))
+    return named if named is not None and named.title == named.ref.name else None
 
 
 def _search(visit: Visit, asked: Search) -> Any:

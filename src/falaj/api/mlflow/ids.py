@@ -58,7 +58,7 @@ def _default(visit: Visit) -> Ref:
     key = (visit.ctx.tenant, "0")
     if key in visit.places:
         return DEFAULT
-    if _desk(visit).titled(visit.ctx.tenant, "Default") is None:
+    if DEFAULT not in _desk(visit).find_titled(visit.ctx.tenant, "Default"):
         try:
             with suppress(Conflict):  # another request created it first
                 visit.call("track", "create", name=DEFAULT)

@@ -32,6 +32,11 @@ CELLS = """WITH RECURSIVE jump(cell) AS (
     SELECT (SELECT min(cell) FROM records WHERE tenant = ? AND kind = ? AND cell > jump.cell)
         FROM jump WHERE jump.cell IS NOT NULL
     ) SELECT cell FROM jump WHERE cell IS NOT NULL"""
+KINDS = """WITH RECURSIVE jump(kind) AS (
+    SELECT min(kind) FROM records WHERE tenant = ?
+    UNION ALL
+    SELECT (SELECT min(kind) FROM records WHERE tenant = ? AND kind > jump.kind) FROM jump WHERE jump.kind IS NOT NULL
+    ) SELECT kind FROM jump WHERE kind IS NOT NULL ORDER BY kind"""
 LOGS = "SELECT tenant, zone FROM events WHERE (tenant, zone) > (?, ?) ORDER BY tenant, zone LIMIT 1"
 # The token grows whenever the lease was not the owner's at `now`, and never otherwise. One that ends much later than a
 # lease that begins now was written by a clock that was wrong: whoever waited for its end would wait for days.

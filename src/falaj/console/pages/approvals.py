@@ -1,6 +1,6 @@
 """Approvals: what waits for people, with exactly what they would approve, and what they said before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from falaj.console.markup import EMPTY, Html, h, join
 from falaj.console.page import Page, Route, address, href
@@ -23,6 +23,7 @@ from falaj.console.parts import (
 )
 from falaj.console.view import View
 from falaj.govern.approvals import may_speak
+from falaj.govern.officer_notices import OFFICER_ROLE, Notice
 from falaj.govern.records import ApprovalState, Voice
 
 OPEN = ("waiting", "emergency")
@@ -34,7 +35,11 @@ def approvals(view: View) -> Page:
     """The inbox: what waits for the reader first, then what waits for others; and the history."""
     past = view.query("tab") == "history"
     head = tabs(view, (("waiting", view.t("approvals.tab_waiting")), ("history", view.t("console.history"))))
-    return Page(view.t("approvals.title"), join(head, _history(view) if past else _inbox(view)), live=("approvals",))
+    return Page(
+        view.t("approvals.title"),
+        join(head, _history(view) if past else join(_officer_notices(view), _inbox(view))),
+        live=("approvals",),
+    )
 
 
 def approval(view: View) -> Page:
@@ -94,8 +99,43 @@ def _what(view: View, state: ApprovalState) -> Html:
             (view.t("console.until"), view.when(state.standing.until)),
             (view.t("approvals.so_far"), _so_far(view, state)),
             (view.t("approvals.digest"), h.code(asked.digest, dir="ltr")),
+            *((h.bdi(name), h.span(text, dir="auto")) for name, text in asked.facts.items()),
         ]),
+        document_list(view, asked.documents),
     )  # fmt: skip
+
+
+def document_list(view: View, documents: Mapping[str, str]) -> Html:
+    """The documents a decision rests on, each with a button that opens it."""
+    if not documents:
+        return EMPTY
+    rows = [(h.bdi(purpose), h.code(name, dir="ltr"), _open_button(view, name)) for purpose, name in documents.items()]
+    heads = (view.t("approvals.document_for"), view.t("approvals.document"), "")
+    return join(h.h4(view.t("approvals.documents")), table(view, heads, rows, view.t("approvals.documents")))
+
+
+def _open_button(view: View, name: str) -> Html:
+    file = name.rpartition("/")[2]
+    return action(view, "approvals", "open_document", {"name": name}, view.t("approvals.open_document"), file=file)
+
+
+def _officer_notices(view: View) -> Html:
+    """What a data protection officer was notified of and has not confirmed."""
+    if OFFICER_ROLE not in view.actor.roles:
+        return EMPTY
+    notices: Sequence[Notice] = view.here.approvals.notices(unseen=True)
+    if not notices:
+        return EMPTY
+    t = view.t
+    rows = [
+        Row((
+            h.span(notice.subject, dir="auto"), ref(view, notice.about), view.ago(notice.sent_at),
+            action(view, "approvals", "confirm", {"notice": str(notice.name)}, t("approvals.confirm_notice")),
+        ), id=str(notice.name))
+        for notice in notices
+    ]  # fmt: skip
+    heads = (t("approvals.notice"), t("approvals.about"), t("approvals.asked"), "")
+    return card(t("approvals.officer_notices"), table(view, heads, rows, t("approvals.officer_notices")))
 
 
 def _evidence(view: View, about: str) -> Html:

@@ -27,8 +27,9 @@ from falaj.govern.key_records import KeyView, Rotation
 
 _PAGE = 100
 _OLD_DAYS = 365.0
-ROTATED = ("tenant", "meta", "secret", "log", "model")
-PURPOSES = ("zone", "tenant", "meta", "secret", "log", "model", "name", "subject")
+ROTATED = ("tenant", "meta", "secret", "log", "model", "online")
+RETIRED = ("tenant", "online")
+PURPOSES = ("zone", "tenant", "meta", "secret", "log", "model", "online", "name", "subject")
 
 
 def keys(view: View) -> Page:
@@ -95,8 +96,9 @@ def tree_of(found: Sequence[KeyView], root: str) -> tuple[list[Node], list[tuple
 def _key(view: View) -> Page:
     t = view.t
     found: KeyView = view.here.keys.show(view.args["ref"])
-    retire = found.purpose == "tenant" and len(found.versions) > 1
+    retire = found.purpose in RETIRED and len(found.versions) > 1
     scope = {"scope": found.purpose, "zone": found.zone}
+    sure = t("keys.retire_online_sure") if found.purpose == "online" else t("keys.retire_sure")
     body = join(
         h.p(badge(view, "revoked" if found.destroyed else "active"), " ", t.of("keys.purpose", found.purpose)),
         notice("warn", t("keys.old")) if found.age_days > _OLD_DAYS else None,
@@ -108,7 +110,7 @@ def _key(view: View) -> Page:
         h.div(
             action(view, "keys", "rotate", scope, t("keys.rotate"), confirm=t("keys.rotate_sure"), primary=True)
             if found.purpose in ROTATED else None,
-            action(view, "keys", "retire", scope, t("keys.retire"), confirm=t("keys.retire_sure"), danger=True)
+            action(view, "keys", "retire", scope, t("keys.retire"), confirm=sure, danger=True)
             if retire else None,
             class_="actions",
         ),

@@ -55,6 +55,7 @@ def person(view: View) -> Page:
         h.p(badge(view, _state(found)), " ", t.of("people.kind", found.kind)),
         card(t("console.details"), facts([
             (t("people.roles"), _tags(found.roles)), (t("people.projects"), _projects(view, found.projects)),
+            (t("people.requested_roles"), _tags(found.requested_roles) if found.requested_roles else ""),
             (t("people.jurisdiction"), h.bdi(found.jurisdiction) if found.jurisdiction else ""),
             (t("people.subject"), h.code(found.subject, dir="ltr") if found.subject else ""),
             (t("console.since"), view.when(found.since)),
@@ -225,13 +226,23 @@ def _tenants(view: View) -> Html:
               Field("title", t("console.title")))  # fmt: skip
     made = [
         card(h.bdi(one.name), h.p(badge(view, _state(one)), " ", h.bdi(one.title)),
-             facts({t("console.since"): view.ago(one.since)}), _stop(view, one), id=f"tenant-{one.name}")
+             facts({t("console.since"): view.ago(one.since)}), _stop(view, one), _appoint(view, one),
+             id=f"tenant-{one.name}")
         for one in found
     ]  # fmt: skip
     add = action(
         view, "people", "add_tenant", {}, t("people.add_tenant"), fields, show=True, confirm=t("people.code_once")
     )
     return join(h.div(add, class_="actions"), cards(*made))
+
+
+def _appoint(view: View, tenant: Tenant) -> Html:
+    """The form that appoints a tenant's security officer."""
+    if tenant.name == HOUSE:
+        return EMPTY
+    t, fields = view.t, (Field("name", view.t("people.officer"), required=True),)
+    how = {"show": True, "confirm": t("people.code_once")}
+    return action(view, "people", "appoint_officer", {"tenant": tenant.name}, t("people.appoint"), fields, **how)
 
 
 def _stop(view: View, one: Tenant) -> Html:
@@ -244,7 +255,7 @@ def _stop(view: View, one: Tenant) -> Html:
 
 
 OUTCOMES: dict[str, Any] = {
-    **dict.fromkeys(("add", "add_tenant", "reset"), invited),
+    **dict.fromkeys(("add", "add_tenant", "appoint_officer", "reset"), invited),
     **dict.fromkeys(("token", "renew"), issued),
 }
 ROUTES: tuple[Route, ...] = (

@@ -97,7 +97,7 @@ def _proof(view: View, one: Entry) -> Html:
             h.a(t("audit.download_proof"), href=address(f"audit/event/{one.id}/proof"), class_="button primary"),
             h.a(t("audit.verifier"), href=address("audit/verifier"), class_="button"), class_="actions",
         ),
-        copyable(view, f"python falaj_verify.py proof-{one.id}.json"),
+        copyable(view, f"python falaj_verify.py proof-{one.id}.json --key {signed.key}"),
         facts([
             (t("audit.place"), t("audit.place_of", index=proof.index + 1, size=proof.size)),
             (t("audit.checkpoint"), h.a(signed.number, href=address(f"audit/checkpoints/{signed.number}"))),

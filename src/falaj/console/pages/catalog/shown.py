@@ -11,6 +11,7 @@ from falaj.console.view import View
 from falaj.core.errors import NotFound
 from falaj.core.label import ANY, CLASS_NAMES, Label
 from falaj.core.ref import Ref
+from falaj.govern.applicability import LabelFacts, find_exemption
 
 _CLASS_TONES = ("good", "", "warn", "bad")
 
@@ -52,7 +53,8 @@ def label_card(view: View, label: Label) -> Html:
     """A label with what it means."""
     t, name = view.t, CLASS_NAMES[label.classification]
     free = t("catalog.any_purpose") if label.purposes == ANY else [parts.tag(one) for one in sorted(label.purposes)]
-    regimes = [h.div(parts.tag(one), " ", h.span(t.of("catalog.regime", one), class_="soft small"))
+    exempt = _exemptions(view, label)
+    regimes = [h.div(parts.tag(one), " ", h.span(t.of("catalog.regime", one), class_="soft small"), exempt.get(one))
                for one in sorted(label.regimes)]  # fmt: skip
     keep = [
         t("catalog.keep_least", time=view.duration(label.min_retain_s)) if label.min_retain_s else None,
@@ -68,6 +70,20 @@ def label_card(view: View, label: Label) -> Html:
         (t("catalog.holds"), join([h.div(h.bdi(one)) for one in sorted(label.holds)])),
         (t("catalog.keeping"), join([h.div(one) for one in keep if one])),
     ]), id="label")  # fmt: skip
+
+
+def _exemptions(view: View, label: Label) -> dict[str, Html]:
+    """Return, for each regime of a label that does not apply to it, the reason. It limits residency all the same."""
+    if len(label.regimes) < 2 and not label.categories:
+        return {}
+    facts = LabelFacts(label.regimes, label.categories)
+    reasons = {}
+    for regime in view.here.zones.regimes():
+        exemption = find_exemption(regime, facts) if regime.id in label.regimes else None
+        if exemption is not None:
+            because = exemption.because_ar if view.t.rtl else exemption.because
+            reasons[regime.id] = h.div(view.t("catalog.not_applicable", because=because), class_="small")
+    return reasons
 
 
 def label_class(view: View, label: Label) -> Html:

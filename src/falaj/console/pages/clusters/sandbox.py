@@ -1,4 +1,4 @@
-"""Whose jobs run without a sandbox, as the pages say it: in red, wherever clusters are shown."""
+"""Whose jobs run without a sandbox: a red notice on every page that shows clusters."""
 
 from collections.abc import Iterable
 
@@ -12,6 +12,8 @@ def sandbox_notices(view: View, clusters: Iterable[Cluster]) -> Html:
     """A warning for each cluster on which jobs run without a sandbox."""
     t = view.t
     exposed = [cluster for cluster in clusters if cluster.unsandboxed]
-    hints = [join(h.bdi(cluster.name), text(": "), t("clusters.sandbox_hint")) for cluster in exposed]
+    hints = [
+        join(h.bdi(cluster.name), text(": "), t.of("clusters.sandbox_hint", cluster.unsandboxed)) for cluster in exposed
+    ]
     words = [t.of("clusters.unsandboxed", cluster.unsandboxed) for cluster in exposed]
     return join(*(notice("bad", word, hint) for word, hint in zip(words, hints, strict=True)))

@@ -121,7 +121,8 @@ def _change(view: View, one: QueueView) -> Html:
     t = view.t
     if view.actor.tenant != HOUSE:
         return parts.notice("plain", t("jobs.house_only"))
-    now = [f"weight={one.weight}", f"top_band={one.top_band}"]
+    now = [f"weight={one.weight}"]
+    now += [f"top_band={one.top_band}"] if one.top_band != "normal" else []
     now += [f"{kind}.{name}={amount}" for kind in ("guarantee", "limit", "lend")
             for name, amount in getattr(one, kind).items()]  # fmt: skip
     now += [f"projects={','.join(one.projects)}"] if one.projects else []

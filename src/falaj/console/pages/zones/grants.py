@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from falaj.console.markup import Html, h, join
 from falaj.console.page import Page, address, href
+from falaj.console.pages.approvals import document_list
 from falaj.console.parts import Field, Row, action, badge, card, empty, facts, filters, notice, pager, table
 from falaj.console.view import View
 from falaj.core.errors import NotFound
 from falaj.core.ref import Ref
-from falaj.govern.records import GrantState
+from falaj.govern.records import ApprovalState, GrantState
 
 _SHOWN = 100
 _STATES = ("waiting", "active", "early", "expired", "revoked", "refused")
@@ -51,7 +52,7 @@ def grant(view: View) -> Page:
             (t("zones.max_bytes"), view.bytes(one.max_bytes) if one.max_bytes else t("zones.no_limit")),
             (t("zones.author"), h.bdi(one.author)), (t("approvals.digest"), h.code(state.digest, dir="ltr")),
         ])),
-        card(t("zones.documents"), facts([(h.bdi(k), h.code(v, dir="ltr")) for k, v in one.documents.items()])),
+        card(t("zones.documents"), _documents(view, state)),
         h.div(revoke, class_="actions") if state.state in ("waiting", "active", "early") else None,
     )  # fmt: skip
     return Page(h.bdi(one.id), body, ((t("zones.grants"), address("zones/grants")),), live=("zones", "approvals"))
@@ -71,6 +72,13 @@ def grant_table(view: View, found: Sequence[GrantState]) -> Html:
         for one in found
     ]  # fmt: skip
     return table(view, columns, rows, t("zones.grants"))
+
+
+def _documents(view: View, state: GrantState) -> Html:
+    """Each document by what it is for, with its digest and a button that opens it."""
+    question: ApprovalState = view.here.approvals.show(state.approval)
+    digests = facts([(h.bdi(name), h.code(digest, dir="ltr")) for name, digest in state.grant.documents.items()])
+    return join(document_list(view, question.approval.documents), digests)
 
 
 def _way(state: GrantState) -> Html:
