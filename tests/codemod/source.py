@@ -13,6 +13,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Position = tuple[int, int]
 """Line (from 1) and column (in bytes, from 0)."""
 Span = tuple[int, int, int, int]
+DECLARING_CALLS = ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "NamedTuple", "namedtuple", "TypedDict")
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "object"}
 """Functions whose second argument (of the two `operator` ones: the first) names an attribute."""
 
@@ -539,7 +540,8 @@ class _Reader(ast.NodeVisitor):
     def _read_declared_name(self, node: ast.Assign) -> None:
         """The text in `T = TypeVar("T")` is the name once more."""
         call, target = node.value, node.targets[0]
-        if isinstance(call, ast.Call) and call.args and isinstance(target, ast.Name):
+        declares = isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in DECLARING_CALLS
+        if isinstance(call, ast.Call) and declares and call.args and isinstance(target, ast.Name):
             text = call.args[0]
             if isinstance(text, ast.Constant) and text.value == target.id and (start := self._inside(text)):
                 self._site(*start, target.id, "name")
