@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from falaj.core.errors import FalajError, Unauthenticated, Unavailable
+from falaj.gateway.admission import GrpcLead
 from falaj.gateway.callers import Caller, Callers, key_of
 from falaj.gateway.protocols import GrpcPassing
 from falaj.gateway.streams import OpenStreams
@@ -23,6 +24,17 @@ def test_a_caller_is_known_by_what_was_shown_and_asked_for_and_the_token_is_not_
     assert len({key, *others}) == 5
     assert len(key[0]) == 16
     assert b"falaj_" not in key[0]
+
+
+def test_calls_with_the_same_headers_keep_no_caller_of_another_endpoint() -> None:
+    metadata = {b"authorization": TOKEN, b"falaj-purpose": b"fraud"}
+    lead = GrpcLead(metadata)
+    assert lead.key_for("fraud.score") == key_of(metadata, TOKEN, "fraud.score")
+    lead.endpoint_caller = Caller(None, "fraud.score", 0.0)
+    assert lead.key_for("fraud.score") == key_of(metadata, TOKEN, "fraud.score")
+    assert lead.endpoint_caller is not None
+    assert lead.key_for("fraud.other") == key_of(metadata, TOKEN, "fraud.other")
+    assert lead.endpoint_caller is None
 
 
 class FailingHouse:

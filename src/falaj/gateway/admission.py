@@ -7,11 +7,21 @@ from typing import Any
 
 from falaj.core.errors import FalajError
 from falaj.gateway import paths
-from falaj.gateway.callers import Caller, Callers, key_of
+from falaj.gateway.callers import Caller, Callers, Key, key_of
 from falaj.gateway.paths import Target
 from falaj.gateway.straight import Way
 from falaj.oip.budget import ByteBudget, Reservation
-from falaj.oip.calls import CODES, NO_HEADERS, UNIMPLEMENTED, GrpcReply, GrpcVerdict, Reply, Verdict, retry_after
+from falaj.oip.calls import (
+    CODES,
+    NO_HEADERS,
+    UNIMPLEMENTED,
+    GrpcCall,
+    GrpcReply,
+    GrpcVerdict,
+    Reply,
+    Verdict,
+    retry_after,
+)
 from falaj.oip.frames import Packed
 from falaj.oip.hpack_cache import Head as GrpcHead
 from falaj.oip.messages import METHODS
@@ -65,13 +75,25 @@ class Lead:
 
 
 class GrpcLead:
-    """What gRPC calls that have the same headers share: who calls."""
+    """What gRPC calls that have the same headers share: who calls, and which endpoint was called last."""
 
-    __slots__ = ("caller", "key", "who")
+    __slots__ = ("caller", "endpoint_caller", "endpoint_key", "key", "who")
 
-    def __init__(self, authorization: bytes) -> None:
-        self.who, self.key = authorization, key_of(NO_HEADERS, authorization, "")
+    def __init__(self, metadata: Mapping[bytes, bytes]) -> None:
+        self.who = metadata.get(b"authorization", b"")
+        self.endpoint_key = key_of(metadata, self.who, "")
+        self.key = key_of(NO_HEADERS, self.who, "")
         self.caller: Caller | None = None
+        """Whose token it is; an endpoint may refuse them all the same."""
+        self.endpoint_caller: Caller | None = None
+        """The caller of the endpoint in `endpoint_key`."""
+
+    def key_for(self, endpoint: str) -> Key:
+        """The key of the caller of this endpoint; messages of the same headers mostly name one endpoint."""
+        digest, name, purpose = self.endpoint_key
+        if name != endpoint:
+            self.endpoint_key, self.endpoint_caller = (digest, endpoint, purpose), None
+        return self.endpoint_key
 
 
 FindLead = Callable[[bytes, bytes, Mapping[bytes, bytes], Callable[[Reply], Any]], Lead | None]
@@ -120,7 +142,7 @@ class Admission:
                 return ""
             if head.method not in METHODS:
                 return GrpcReply(code=UNIMPLEMENTED, text=f"{head.method[:60]} is not offered")
-            lead = head.lead = GrpcLead(head.metadata.get(b"authorization", b""))
+            lead = head.lead = GrpcLead(head.metadata)
         caller, now = lead.caller, time.monotonic()
         if caller is None or now >= caller.early:
             caller = lead.caller = self._callers.known(lead.key, lead.who, now)
@@ -130,6 +152,13 @@ class Admission:
                 if caller is None:
                     return None
         return caller.principal if caller.refused is None else self._grpc_verdict(caller)
+
+    def lead_grpc(self, call: GrpcCall) -> GrpcLead:
+        """What calls with these headers share; kept with the headers, where other calls share them."""
+        lead = GrpcLead(call.metadata)
+        if call.head is not None:
+            call.head.lead = lead
+        return lead
 
     def _decide_grpc(self, decide: Callable[[GrpcVerdict], Any], caller: Caller) -> None:
         decide(self._grpc_verdict(caller))

@@ -13,8 +13,8 @@ from falaj.core.errors import Denied, FalajError, NotFound
 from falaj.core.release import VERSION
 from falaj.core.trace import SERVER, Tracer, parse
 from falaj.gateway import paths
-from falaj.gateway.admission import FREE_METHODS, LENGTH, Admission, Lead, Pending
-from falaj.gateway.callers import Caller, Callers, key_of, slow_down
+from falaj.gateway.admission import FREE_METHODS, LENGTH, Admission, GrpcLead, Lead, Pending
+from falaj.gateway.callers import Caller, Callers, slow_down
 from falaj.gateway.holding import Holding
 from falaj.gateway.hosts import HostNames
 from falaj.gateway.lots import Lot
@@ -233,21 +233,22 @@ class Doors:
         except FalajError as error:
             reply(grpc_problem(method, CODES[error.code], str(error)))
             return None
-        who = call.metadata.get(b"authorization", b"")
-        key = key_of(call.metadata, who, name)
-        caller = self._callers.known(key, who, time.monotonic())
+        lead: GrpcLead = (call.head.lead if call.head is not None else None) or self.admission.lead_grpc(call)
+        key, caller, now = lead.key_for(name), lead.endpoint_caller, time.monotonic()
+        if caller is None or now >= caller.early:
+            caller = lead.endpoint_caller = self._callers.known(key, lead.who, now)
         if caller is not None:
-            return self._grpc(number, call, reply, caller)
+            return self._grpc(number, call, reply, caller, now)
         pending = self.admission.hold(len(call.message))
         if pending is None:
             reply(GrpcReply(code=CODES["quota-exceeded"], text=str(over_budget()), metadata=((b"retry-after", b"1"),)))
             return None
         then = partial(self._later, pending, partial(self._grpc, number, call, reply))
-        caller = self._callers.ask(key, who, call.peer, then)
+        caller = self._callers.ask(key, lead.who, call.peer, then)
         if caller is None:
             return pending.cancel
         pending.cancel()
-        return self._grpc(number, call, reply, caller)
+        return self._grpc(number, call, reply, caller, now)
 
     def _later(self, pending: Pending, go: Callable[[Caller], Cancel | None], caller: Caller) -> None:
         if not pending.cancelled:
@@ -333,8 +334,10 @@ class Doors:
         wrap: Callable[[Any], Any] = (lambda rows: {"models": rows}) if what is paths.INDEX else dict
         return self._own(what, caller, lambda rows: reply(GrpcReply(encode(message, wrap(rows)))), no)
 
-    def _grpc(self, version: int, call: GrpcCall, reply: Callable[[GrpcReply], Any], caller: Caller) -> Cancel | None:
-        method, metadata = call.method, call.metadata
+    def _grpc(
+        self, version: int, call: GrpcCall, reply: Callable[[GrpcReply], Any], caller: Caller, now: float = 0.0
+    ) -> Cancel | None:
+        method, metadata, now = call.method, call.metadata, now or time.monotonic()
 
         def no(error: FalajError) -> None:
             self.count_refusal(error)
@@ -343,7 +346,6 @@ class Doors:
         try:
             if method in _OWN_METHODS or caller.refused is not None:
                 return self._grpc_own(method, caller, reply, no)
-            now = time.monotonic()
             routed = self._admitted(caller, now)
         except FalajError as error:
             no(error)

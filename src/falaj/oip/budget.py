@@ -7,6 +7,8 @@ counted: the number of connections and of requests at once on each bounds their 
 import ctypes
 from collections.abc import Callable
 
+import msgspec
+
 from falaj.core.errors import Unavailable
 
 UNKNOWN = ""
@@ -35,18 +37,17 @@ class ByteBudget:
         return True
 
 
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """The bytes of one request, counted to whom sends it."""
 
-    __slots__ = ("_budget", "closed", "principal", "size")
-
-    def __init__(self, budget: ByteBudget, principal: str = UNKNOWN) -> None:
-        self._budget, self.principal = budget, principal
-        self.size, self.closed = 0, False
+    budget: ByteBudget
+    principal: str = UNKNOWN
+    size: int = 0
+    closed: bool = False
 
     def grow(self, size: int) -> bool:
         """Reserve `size` more bytes; False, and nothing reserved, where a limit forbids it."""
-        budget, principal = self._budget, self.principal
+        budget, principal = self.budget, self.principal
         used, total = budget.by_principal.get(principal, 0) + size, budget.reserved + size
         if used > (budget.principal_bytes if principal else budget.unknown_bytes) or total > budget.total_bytes:
             return False
@@ -58,7 +59,7 @@ class Reservation:
 
     def shrink(self, size: int) -> None:
         """Give `size` bytes back."""
-        budget, principal = self._budget, self.principal
+        budget, principal = self.budget, self.principal
         left = budget.by_principal.get(principal, 0) - size
         budget.reserved -= size
         self.size -= size

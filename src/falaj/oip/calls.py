@@ -57,6 +57,8 @@ class GrpcCall(msgspec.Struct, eq=False):
     trusted: bool = False
     peer: str = ""
     name: bytes = b""
+    head: Any = None
+    """The headers it shares with other calls; a door keeps in its `lead` what it made of them. None: not shared."""
 
 
 class GrpcReply(msgspec.Struct, eq=False):

@@ -284,7 +284,7 @@ class Calls(Speaking):
             stream.sizes = stream.sizes or {}
             stream.sizes[number] = counted
         head = stream.head
-        call = GrpcCall(head.method, message, head.metadata, stream.deadline, peer=self.peer)
+        call = GrpcCall(head.method, message, head.metadata, stream.deadline, False, self.peer, b"", head)
         door: GrpcDoor = self._health if head.health else self._door
         cancel = door.grpc(call, partial(self._answered, stream, number))
         if cancel is not None and not stream.gone:
