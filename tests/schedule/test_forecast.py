@@ -6,15 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falaj.schedule.decide import Scheduler
-from falaj.schedule.forecast import UNKNOWN_S, Forecast, key
-from falaj.schedule.model import Past, Spot
+from falaj.schedule.forecast import LEVEL, UNKNOWN_S, Forecast, key, quantiles
+from falaj.schedule.model import Job, Past, Spot
 from tests.schedule.made import job, shape, snapshot
 
 ONE = key(shape())
 
 
-def past(template: str, p50: int, p90: int, count: int = 20, **facts: int) -> Past:
-    return Past(template, ONE, count, p50, p90, **facts)
+def past(template: str, p25: int, p90: int, count: int = 20, **facts: int) -> Past:
+    return Past(template, ONE, count, p25, p90, **facts)
+
+
+def running(template: str) -> Job:
+    return job("j", template=template, spots=(Spot("c/n0", 0, (0,)),), started=0)
+
+
+def rank(forecast: Forecast, template: str, age: int) -> int:
+    return (forecast.left(running(template), ONE, age) or (0, 0))[0]
 
 
 def test_quantiles_of_the_same_template_and_shape_are_believed() -> None:
@@ -38,11 +46,39 @@ def test_few_observations_lean_on_the_owner_and_then_on_the_pool() -> None:
 
 def test_what_runs_longer_than_expected_is_expected_twice_as_long() -> None:
     forecast = Forecast([past("ann/a", 128, 128)])
-    running = job("j", template="ann/a", spots=(Spot("c/n0", 0, (0,)),), started=1000)
-    ends = [forecast.end(running, ONE, now) - 1000 for now in (1000, 1127, 1128, 1256)]
+    started = replace(running("ann/a"), started=1000)
+    ends = [forecast.end(started, ONE, now) - 1000 for now in (1000, 1127, 1128, 1256)]
     assert ends[0] == ends[1]
     assert ends[2] == 2 * ends[0]
     assert ends[3] == 4 * ends[0]
+
+
+def test_where_run_times_differ_much_a_job_is_ranked_later_the_longer_it_runs() -> None:
+    """It was taken to have the less left the longer it ran; of runs with a heavy tail the opposite is true."""
+    forecast = Forecast([quantiles("ann/a", ONE, [2**power for power in range(4, 20)])])
+    ages = (0, 60, 600, 6000, 60_000, 2_000_000)
+    ranks = [rank(forecast, "ann/a", age) for age in ages]
+    assert ranks == sorted(ranks)
+    assert ranks[0] <= 128
+    assert ranks[-1] > 1000 * ranks[0]
+
+
+def test_where_run_times_differ_little_a_job_gives_way_to_no_younger_one_of_its_family() -> None:
+    forecast = Forecast([quantiles("ann/a", ONE, range(800, 1200))])
+    young, old = rank(forecast, "ann/a", 0), rank(forecast, "ann/a", 1000)
+    assert young == old
+    assert rank(forecast, "ann/a", 1300) >= LEVEL * young, "it is another kind of run"
+
+
+def test_a_rank_by_age_stays_until_the_next_level() -> None:
+    forecast = Forecast([past("ann/a", 100, 20_000)])
+    for age in (0, 60, 150, 4000, 30_000):
+        lasts = forecast.rank_lasts(running("ann/a"), ONE, age)
+        assert rank(forecast, "ann/a", age) == rank(forecast, "ann/a", age + lasts - 1)
+        assert rank(forecast, "ann/a", age + lasts) > rank(forecast, "ann/a", age)
+    assert forecast.rank_lasts(running("eve/x"), "cpu:1x1", 60) == 0, "nothing like it ever ran"
+    counted = replace(running("ann/a"), steps=50, step_us=10**7, done=10, seen=100)
+    assert forecast.rank_lasts(counted, ONE, 110) == 0, "what is left of counted steps falls as time passes"
 
 
 def test_a_limit_caps_what_is_expected() -> None:
@@ -113,7 +149,7 @@ def test_a_family_takes_the_step_time_of_a_job_that_still_runs() -> None:
 
 def test_a_running_job_is_its_family_s_only_source_of_step_times_and_of_no_quantile() -> None:
     forecast = Forecast([past("bob/b", 640, 640)])
-    running = job("j", template="ann/a", spots=(Spot("c/n0", 0, (0,)),), started=10, seen=90, step_us=5)
+    measured = job("j", template="ann/a", spots=(Spot("c/n0", 0, (0,)),), started=10, seen=90, step_us=5)
     before = forecast.expected("ann/a", ONE)
-    forecast.learn_step_time(running, ONE)
+    forecast.learn_step_time(measured, ONE)
     assert forecast.expected("ann/a", ONE) == before

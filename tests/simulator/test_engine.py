@@ -84,3 +84,16 @@ def test_who_is_done_before_it_has_saved_is_done() -> None:
     assert engine.lost.keys() == {"low"}, "it was not asked to give way"
     life = engine.lives["low"]
     assert (life.ran, life.job.evictions) == (303.0, 0)
+
+
+def test_a_long_job_of_unknown_length_gives_way_while_nothing_else_happens() -> None:
+    """Nothing arrived or ended after the short job came: it waited until the long one was over."""
+    facts = {"template": "ann/a", "resumes": True, "save_s": 1}
+    shape = Shape(slots(8, 8))
+    work_s = {f"past{number:02}": 100 for number in range(20)} | {"long": 100_000, "short": 100}
+    at = {name: 200 * number for number, name in enumerate(work_s)} | {"short": 4010}
+    made = [Load(Job(name, "root/a", shape, at[name], **facts), float(run_s)) for name, run_s in work_s.items()]
+    engine = Engine(replayed(machines(1, 8), QUEUES[:1], made))
+    engine.run()
+    assert engine.lives["long"].job.evictions == 1
+    assert engine.lives["short"].first < 4010 + 1100

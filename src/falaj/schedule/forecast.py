@@ -1,8 +1,13 @@
-"""How long a job will still run: from the steps it reports, else from what ran before under the same name.
+"""How long a job will still run: from the steps it reports, else from the run times of its family.
 
-Quantiles are kept by template and shape, and leaned on those of the same person, then of the same pool, while there
-are few. They are added up as rungs of a ladder of eight steps to a doubling: one very long job does not spoil a mean,
-and an estimate changes only when it changes by much.
+A family is a template and a shape. Its P25 and P90 are leaned on those of the same person, then of the same pool, while
+there are few runs. They are added up as rungs of a ladder of eight steps to a doubling: a very long job does not spoil
+a mean, and an estimate changes only when it changes by much.
+
+Without steps, a job is ranked by a level of age that never falls while it runs, and that is LEVEL times higher once the
+job has outrun it. Where the run times of a family are similar, the first level is P90: nearly all jobs end before they
+give way to younger ones. Where they are not, a job that has run long is likely to run long still: the first level is
+P25.
 """
 
 from bisect import bisect_right
@@ -21,13 +26,17 @@ STEP_CHANGE = 8
 FEW = 3
 """So many observations weigh as much as all that lies behind them."""
 MANY = 20
+LEVEL = 32
+"""A level of age is so many times the one before it."""
+SIMILAR = 4
+"""The run times of a family are similar where P90 is at most so many times P25."""
 _KEPT = 100_000
 LADDER = sorted({round(2 ** (i / 8)) for i in range(8 * 31)})
 
 Rungs = tuple[int, int]
 Cells = tuple[str, ...]
 Cell = tuple[int, int, int]
-"""Observations, and the sums of their rungs at P50 and P90."""
+"""Observations, and the sums of their rungs at P25 and P90."""
 
 
 def pool(shape: Shape) -> str:
@@ -62,7 +71,7 @@ def quantiles(template: str, shape_key: str, seconds: Iterable[int], step_us: in
     """What the last runs say of the next."""
     ranked = sorted(seconds)
     last = len(ranked) - 1
-    return Past(template, shape_key, len(ranked), ranked[last // 2], ranked[(9 * last + 9) // 10], step_us)
+    return Past(template, shape_key, len(ranked), ranked[last // 4], ranked[(9 * last + 9) // 10], step_us)
 
 
 @lru_cache(maxsize=100_000)
@@ -125,7 +134,7 @@ class Forecast:
         return tuple(self._past[name] for name in sorted(self._past))
 
     def expected(self, template: str, shape_key: str) -> tuple[int, int] | None:
-        """P50 and P90 of the whole run in seconds; None when nothing like it ever ran."""
+        """P25 and P90 of the whole run in seconds; None when nothing like it ever ran."""
         name = template, shape_key
         if name not in self._expected:
             if len(self._expected) >= _KEPT:
@@ -136,15 +145,27 @@ class Forecast:
         return self._expected[name]
 
     def left(self, job: Job, shape_key: str, now: int) -> tuple[int, int] | None:
-        """Seconds it will still run at P50 and P90; None when nobody knows. `ran_s` counts the attempts before."""
-        ran = job.ran_s + (max(now - job.started, 0) if job.spots else 0)
+        """Seconds that it is ranked by and that it still runs at P90; None when nobody knows.
+
+        With steps it is ranked by what is left of them, else by its level of age. `ran_s` counts the attempts before.
+        """
+        ran = _ran_s(job, now)
         most = max(job.limit_s - ran, 1) if job.limit_s else NEVER
         steps = self._by_steps(job, shape_key)
-        since = (max(now - max(job.seen, job.started), 0) if job.spots else 0) if steps else ran
-        whole = steps or self.expected(job.template, shape_key)
-        if whole is None:
-            return None
-        return min(_outrun(whole[0], since) - since, most), min(_outrun(whole[1], since) - since, most)
+        if steps is not None:
+            since = max(now - max(job.seen, job.started), 0) if job.spots else 0
+            return min(_outrun(steps[0], since) - since, most), min(_outrun(steps[1], since) - since, most)
+        run = self.expected(job.template, shape_key)
+        return None if run is None else (min(_level(*run, ran), most), min(_outrun(run[1], ran) - ran, most))
+
+    def rank_lasts(self, job: Job, shape_key: str, now: int) -> int:
+        """Seconds until a running job without counted steps reaches its next level of age; 0: its rank falls as time
+        passes, or nothing like it ever ran."""
+        run = self.expected(job.template, shape_key)
+        if run is None or self._by_steps(job, shape_key) is not None:
+            return 0
+        ran = _ran_s(job, now)
+        return _level(*run, ran) - ran
 
     def end(self, job: Job, shape_key: str, now: int) -> int:
         """When it is over at P90; something is always expected, and doubled as often as it was exceeded."""
@@ -153,7 +174,7 @@ class Forecast:
 
     def unknown(self, job: Job, now: int) -> int:
         """Seconds that a job is taken to run still, of which nobody knows anything."""
-        ran = job.ran_s + (max(now - job.started, 0) if job.spots else 0)
+        ran = _ran_s(job, now)
         return max((job.limit_s or _outrun(UNKNOWN_S, ran)) - ran, 1)
 
     def _by_steps(self, job: Job, shape_key: str) -> tuple[int, int] | None:
@@ -183,6 +204,10 @@ class Forecast:
             self._cells[name] = (old[0] + sign * more[0], old[1] + sign * more[1], old[2] + sign * more[2])
 
 
+def _ran_s(job: Job, now: int) -> int:
+    return job.ran_s + (max(now - job.started, 0) if job.spots else 0)
+
+
 def _measured_s(job: Job) -> int:
     """Seconds that it had run when its steps were last counted, in all attempts."""
     return job.ran_s + max(job.seen - job.started, 0)
@@ -192,6 +217,14 @@ def _outrun(whole: int, ran: int) -> int:
     while whole <= ran:
         whole *= 2
     return whole
+
+
+def _level(low: int, high: int, ran: int) -> int:
+    """The age until which a job keeps its rank, and which is its rank."""
+    level = low if low * SIMILAR < high else high
+    while level <= ran:
+        level *= LEVEL
+    return level
 
 
 def _blend(cell: Cell | None, behind: Rungs | None) -> Rungs | None:
@@ -205,7 +238,7 @@ def _blend(cell: Cell | None, behind: Rungs | None) -> Rungs | None:
 
 def _cell(past: Past) -> Cell:
     count = min(past.count, MANY)
-    return count, count * _rung(past.p50), count * _rung(max(past.p90, past.p50))
+    return count, count * _rung(past.p25), count * _rung(max(past.p90, past.p25))
 
 
 def _rung(seconds: int) -> int:

@@ -261,6 +261,10 @@ class Ground:
             if job_id in self.running:
                 self._expect(self.running[job_id])
 
+    def next_estimate(self) -> int:
+        """When a running job is to be estimated again; NEVER where none runs."""
+        return self._ends[0][0] if self._ends else NEVER
+
     def _move(self, job: Job) -> None:
         """It runs in other places: those it keeps are never free in between, or a turn would take them."""
         self._leave(job.id, job.spots)
@@ -304,22 +308,24 @@ class Ground:
 
     def _expect(self, job: Job) -> None:
         """Know how long it will run; where nothing else of it changed, nothing else is touched."""
-        left = self.forecast.left(job, self._key(job), self.now)
+        key = self._key(job)
+        left = self.forecast.left(job, key, self.now)
         end = self.now + (self.forecast.unknown(job, self.now) if left is None else left[1])
         middle = None if left is None else left[0]
+        lasts = self.forecast.rank_lasts(job, key, self.now)
         if self.table.jobs.get(job.id) is job:
             before = self.profile.end(job.id)
             self.profile.until(job.id, end)
-            self.table.expect(job, middle, self.now)
+            self.table.expect(job, middle, self.now, falls=not lasts)
         else:
             before = -1
-            self._lay(job, end, middle)
+            self._lay(job, end, middle, falls=not lasts)
         if end != before:  # else it is among the ends already
             heappush(self._ends, (end, job.id))
         if middle is not None and not job.stopping:
-            heappush(self._ends, (self.now + middle, job.id))
+            heappush(self._ends, (self.now + (lasts or middle), job.id))
 
-    def _lay(self, job: Job, end: int, left: int | None) -> None:
+    def _lay(self, job: Job, end: int, left: int | None, *, falls: bool) -> None:
         self.profile.put(job.id, job.spots, job.shape.roles, end)
         if job.stopping:
             self.stopping.add(job.id)
@@ -327,7 +333,8 @@ class Ground:
             return
         # What it started with may know fewer kinds of devices than there are by now; new ones come last.
         counted = self._counted[job.id]
-        self.table.put(job, left, self.now, counted + [0] * (len(self.tree.quotas) - len(counted)))
+        amount = counted + [0] * (len(self.tree.quotas) - len(counted))
+        self.table.put(job, left, self.now, amount, falls=falls)
 
     def _leave(self, job_id: str, keeps: tuple[Spot, ...] = ()) -> Job | None:
         job = self.running.pop(job_id, None)

@@ -232,7 +232,7 @@ class Past:
     key: str
     """The shape in short: devices and width."""
     count: int
-    p50: int
+    p25: int
     p90: int
     step_us: int = 0
     """Newest measured time of one step."""

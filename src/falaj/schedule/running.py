@@ -20,9 +20,9 @@ class Col:
         LEAF, BAND, FIXED, SIZE, STARTED, SINCE, RESTART, EVICTIONS, DEADLINE, RESIZED, LEFT, RATE, SEEN, EXTRA, ROOM,
         NAME,
     ) = range(16)  # fmt: skip
-    """SINCE when work would be lost; seconds to save and RESTART; service LEFT when last SEEN, and whether it falls or
-    grows; slots beyond its smallest width, and up to its greatest; a number of its name, for ties: rows are given as
-    jobs come, and a scheduler made anew saw them come otherwise."""
+    """SINCE when work would be lost; seconds to save and RESTART; service LEFT when last SEEN, and whether it falls,
+    stays or grows; slots beyond its smallest width, and up to its greatest; a number of its name, for ties: rows are
+    given as jobs come, and a scheduler made anew saw them come otherwise."""
 
 
 class Lay:
@@ -57,8 +57,11 @@ class Running:
         self._used = 0
         self.table[:, Col.LEAF] = self.entries[:, Lay.ROW] = -1
 
-    def put(self, job: Job, left_s: int | None, now: int, amount: Sequence[int] | None = None) -> None:
-        """A job runs, or runs otherwise. `left_s`: how long it still will, if known; `amount`: what it counts."""
+    def put(
+        self, job: Job, left_s: int | None, now: int, amount: Sequence[int] | None = None, *, falls: bool = True
+    ) -> None:
+        """A job runs, or runs otherwise. `left_s`: how long it still will, if known, and whether that falls as time
+        passes or stays; `amount`: what it counts."""
         self.drop(job.id)
         size, extra = self._size(job), loose(job)
         if self._free_rows:
@@ -73,7 +76,7 @@ class Running:
         self.table[row] = (
             leaf, shape.band, not (shape.preemptible or shape.band == 0), size,
             job.started, job.risks, job.save_s + job.restart_s, job.evictions, job.deadline, job.resized,
-            *_left(job, left_s, now, size), len(extra), wider, number_of(job.id),
+            *_left(job, left_s, now, size, falls=falls), len(extra), wider, number_of(job.id),
         )  # fmt: skip
         if wider > 0:
             self.elastic.add(job.id)
@@ -110,10 +113,12 @@ class Running:
             cached = self._requests[id(shape)] = shape, amount[: len(self._tree.quotas)]
         return cached[1]
 
-    def expect(self, job: Job, left_s: int | None, now: int) -> None:
+    def expect(self, job: Job, left_s: int | None, now: int, *, falls: bool) -> None:
         """A job that runs as before will run for so long, if that is known."""
         row = self.rows[job.id]
-        self.table[row, Col.LEFT : Col.SEEN + 1] = _left(job, left_s, now, int(self.table[row, Col.SIZE]))
+        self.table[row, Col.LEFT : Col.SEEN + 1] = _left(
+            job, left_s, now, int(self.table[row, Col.SIZE]), falls=falls
+        )  # fmt: skip
 
     def drop(self, job_id: str) -> None:
         """It runs no longer, or is being stopped."""
@@ -183,11 +188,11 @@ class Running:
         return devices or sum([cores_of(job.shape.roles[spot.role].ask) for spot in job.spots]) or WHOLE
 
 
-def _left(job: Job, left_s: int | None, now: int, size: int) -> tuple[int, int, int]:
-    """Service left, whether it falls or grows, and when that was seen."""
+def _left(job: Job, left_s: int | None, now: int, size: int, *, falls: bool) -> tuple[int, int, int]:
+    """Service left, whether it falls, stays or grows, and when that was seen."""
     if left_s is None:
         return job.served + (now - job.started) * size // WHOLE, 1, now
-    return left_s * size // WHOLE, -1, now
+    return left_s * size // WHOLE, -1 if falls else 0, now
 
 
 @lru_cache(65_536)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import ceil
 
+from falaj.schedule.blocked import TICK_S
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.forecast import SURE_S, key, quantiles, size
-from falaj.schedule.model import WHOLE, Evict, Job, Knobs, Node, Plan, Resize, Snapshot, Start
+from falaj.schedule.model import NEVER, WHOLE, Evict, Job, Knobs, Node, Plan, Resize, Snapshot, Start
 from falaj.simulator.outcome import Fate, Outcome, gpus_of, measure
 from falaj.simulator.trace import Load, Trace
 
-ARRIVE, MEASURED, STOPPED, ENDED, NODE = range(5)
+ARRIVE, MEASURED, STOPPED, ENDED, NODE, LOOK = range(6)
 REMEMBERED = 100
 """So many of the newest runs of a kind make its quantiles."""
 
@@ -65,6 +66,7 @@ class Engine:
         self._nodes = [node for _, node in nodes]
         self._heap: list[Happening] = []
         self._count = 0
+        self._next_look = -1
         self._fates: list[Fate] = []
         self._runs: defaultdict[tuple[str, str], deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         for load in trace.loads:
@@ -81,13 +83,24 @@ class Engine:
                 self._happen(now, what, whom, number)
             while self._apply(now, self.scheduler.cycle(now)):
                 pass
+            self._look_again(now)
         return measure(policy, self.trace, self._fates)
+
+    def _look_again(self, now: int) -> None:
+        """While jobs wait, cycle when a running job is estimated anew, at most as often as a platform looks."""
+        if self.scheduler.lines.jobs and (next_estimate := self.scheduler.next_estimate()) < NEVER:
+            at = max(next_estimate, now + TICK_S)
+            if not now < self._next_look <= at:
+                self._next_look = at
+                self._will(at, LOOK, "")
 
     def _will(self, at: float, what: int, whom: str, number: int = 0) -> None:
         self._count += 1
         heappush(self._heap, (ceil(at), self._count, what, whom, number))
 
     def _happen(self, now: int, what: int, whom: str, number: int) -> None:
+        if what == LOOK:
+            return
         if what == NODE:
             self.scheduler.node(self._nodes[int(whom)])
             return
