@@ -206,18 +206,23 @@ def offline(pack: Path, verifier: Path) -> Check:
 
 def no_orphans(ground: Ground, before: set[int]) -> list[Check]:
     """No process of an attempt while all is calm, none that nobody waits for; and none at all once it was ended."""
-    ups = [up.pid for up in ground.ups]
-    known = {*ups, *procs.gateways(ups), *procs.nurseries(ups), *before}
+    replica_pids = [up.pid for up in ground.ups]
 
-    def left() -> list[procs.Proc]:
-        return [one for one in procs.ours() if one.pid not in known and not _of_servers(ground, one)]
+    def find_running_services() -> set[int]:
+        """Return the pids of running replicas and their services; a nursery replaces its idle launcher at any time."""
+        nurseries = procs.nurseries(replica_pids)
+        services = {*procs.gateways(replica_pids), *nurseries, *procs.find_idle_launchers(nurseries)}
+        return {*replica_pids, *services}
 
-    calm = _waits("no process is left over", lambda: not left(), 60)
-    calm.said += "".join(f"; {one.pid} {one.state} {one.words[:80]}" for one in left()[:5])
+    def left(expected: set[int]) -> list[procs.Proc]:
+        unexpected = (process for process in procs.ours() if process.pid not in expected | before)
+        return [process for process in unexpected if not _of_servers(ground, process)]
+
+    calm = _waits("no process is left over", lambda: not left(find_running_services()), 60)
+    calm.said += "".join(f"; {process}" for process in left(find_running_services())[:5])
     codes = [up.stop() for up in ground.ups]
-    known = set(before)
-    gone = _waits("ended, it leaves no process", lambda: not left(), 30)
-    gone.said += "".join(f"; {one.pid} {one.state} {one.words[:80]}" for one in left()[:5])
+    gone = _waits("ended, it leaves no process", lambda: not left(set()), 30)
+    gone.said += "".join(f"; {process}" for process in left(set())[:5])
     return [calm, Check("it ends when it is told to", all(code == 0 for code in codes), f"codes {codes}"), gone]
 
 

@@ -19,6 +19,9 @@ class Proc(NamedTuple):
     words: str
     state: str
 
+    def __str__(self) -> str:
+        return f"{self.pid} {self.state} of {self.parent} {self.words[:200]}"
+
 
 def alive() -> Iterator[Proc]:
     """Every process we see; those that ended and were not waited for, too (state Z)."""
@@ -58,6 +61,29 @@ def of_attempts(home: Path, job: str = "") -> list[int]:
 def nurseries(pids: list[int]) -> list[int]:
     """The processes of these platforms that start attempts for them."""
     return [proc.pid for proc in alive() if proc.parent in pids and "nursery" in proc.words]
+
+
+def find_idle_launchers(nursery_pids: list[int]) -> list[int]:
+    """Processes that running nurseries keep ready for the next slot: a launcher without a request, and its first child.
+
+    Launchers of attempts are children of a nursery with the same command line, but they have given up its request pipe.
+    """
+    processes = list(alive())
+    request_pipes = {pid: _read_stdin_path(pid) for pid in nursery_pids}
+    launchers = [
+        process.pid
+        for process in processes
+        if request_pipes.get(process.parent, "").startswith("pipe:")
+        and _read_stdin_path(process.pid) == request_pipes[process.parent]
+    ]
+    return launchers + [process.pid for process in processes if process.parent in launchers]
+
+
+def _read_stdin_path(pid: int) -> str:
+    """The target of the process's standard input, for example "pipe:[4711]"; empty when the process has ended."""
+    with suppress(OSError):
+        return str(Path(f"/proc/{pid}/fd/0").readlink())
+    return ""
 
 
 def gateways(pids: list[int]) -> list[int]:

@@ -1,6 +1,9 @@
 """The checker itself: it must say no to a planted loss, double, alteration, leak and changed log."""
 
 import json
+import os
+import signal
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -8,11 +11,14 @@ import pytest
 
 from tests.people import enroll
 from tests.replica import Replica
+from tests.servers.process import wait_until
+from tests.soak import procs
 from tests.soak.final import judged, offline
 from tests.soak.journal import ACK, UNSURE, Entry, Journal, allowed, breaches, read
 from tests.soak.leaks import Sample, growths
 from tests.soak.procs import Gauge
 from tests.soak.verdict import Check, Verdict
+from tests.worker.slot import NURSERY, framed, gone
 
 BLOB = ("blob", "blob:soak/a")
 
@@ -87,6 +93,25 @@ def test_a_planted_change_of_the_log_is_found(tmp_path: Path) -> None:
         for name in pack.namelist():
             altered.writestr(name, pack.read(name).replace(b'"soak"', b'"SOAK"').replace(b"00004", b"00005"))
     assert not offline(tmp_path / "altered.zip", tmp_path / "verify.py").ok
+
+
+def test_launcher_of_an_attempt_is_not_an_idle_launcher(tmp_path: Path) -> None:
+    slots = [{"index": 0, "processes": 1}]
+    document = {"attempt": "a-1", "command": ["sleep", "60"], "slots": slots, "folder": str(tmp_path), "grace_s": 0}
+    request = {"context": f"{tmp_path}/context.json", "slot": 0, "log": f"{tmp_path}/log", "env": dict(os.environ)}
+    with subprocess.Popen(NURSERY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nursery:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        wait_until(lambda: len(procs.find_idle_launchers([nursery.pid])) == 2, 20)
+        launcher, child = procs.find_idle_launchers([nursery.pid])
+        nursery.stdin.write(framed({**request, "document": document}))
+        nursery.stdin.flush()
+        assert nursery.stdout.readline() == b"\n"
+        wait_until(lambda: len(procs.find_idle_launchers([nursery.pid])) == 2, 20)
+        assert not {launcher, child} & set(procs.find_idle_launchers([nursery.pid]))
+        assert {launcher, child} <= {process.pid for process in procs.below(nursery.pid)}
+        os.kill(launcher, signal.SIGKILL)
+    gone(launcher, child)
 
 
 def test_a_ground_that_did_not_come_to_its_end_has_failed(tmp_path: Path) -> None:
