@@ -185,6 +185,34 @@ def test_two_people_and_the_room_may_go_on(place_: Town) -> None:
     assert place_.events() == ["approvals.ask", "approvals.give", "approvals.give"]
 
 
+@pytest.mark.parametrize("skew_s", [0.002, 90.0, 2 * DAY])
+def test_replicas_with_other_clocks_agree_on_an_approval(place_: Town, skew_s: float) -> None:
+    ref = ask(place_)
+    granted: list[Ref] = []
+    place_.approvals.on_granted("catalog.promote", lambda _ctx, _tx, _approval: granted.append(ref))
+    place_.clock.forward(-skew_s)  # the replica that the approvers call is behind the one that was asked
+    place_.approvals.give(approver(place_, "badr"), ref)
+    assert place_.approvals.give(approver(place_, "eman"), ref).standing.state == "granted"
+    assert granted == [ref]
+    assert place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST).digest == DIGEST
+    assert [approval.ref for approval in place_.approvals.list(place_.who("amal"), state="granted")] == [ref]
+    for hours in range(7 * 24 + 49):  # once granted it stays so until it expires
+        place_.clock.forward(3600)
+        state = place_.approvals.show(place_.who("amal"), ref).standing.state
+        assert state == ("granted" if place_.clock.now < NOW + 7 * DAY else "expired"), hours
+
+
+def test_approval_from_a_replica_that_is_ahead_counts_at_once(place_: Town) -> None:
+    ref = ask(place_, needs=1)
+    place_.clock.forward(90)
+    place_.approvals.give(approver(place_, "badr"), ref)
+    place_.clock.forward(-90)
+    assert place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST, needs=1).digest == DIGEST
+    with pytest.raises(Conflict, match="you have approved it already"):
+        place_.approvals.give(approver(place_, "badr"), ref)
+    assert place_.approvals.give(approver(place_, "eman"), ref).standing.given == 2
+
+
 def test_nothing_asked_says_what_to_run(place_: Town) -> None:
     with pytest.raises(Denied) as refused:
         place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST)

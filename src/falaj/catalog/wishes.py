@@ -17,7 +17,7 @@ from falaj.catalog.life_records import Evidence
 from falaj.core.context import Context
 from falaj.core.data import dataclass
 from falaj.core.ref import Ref
-from falaj.govern.approvals import ROLES, approval_ref, find_approval, standing, stricter
+from falaj.govern.approvals import ROLES, approval_ref, find_approval, latest_time, standing, stricter
 from falaj.govern.records import Approval, Standing
 from falaj.store.codec import from_plain, to_stable_json
 from falaj.store.ledger import Reader
@@ -110,7 +110,9 @@ def heard(tx: Reader, ctx: Context, wish: Wish) -> Standing:
     approval = find_approval(tx, ACTION, wish.digest, tenant=ctx.tenant)
     if approval is None:
         return Standing("expired", 0, 0, 0, 0.0, "nobody knows of the question any more")
-    now = min(ctx.now(), wish.until) if wish.state == EMERGENCY else ctx.now()
+    now = latest_time(approval, ctx.now())
+    if wish.state == EMERGENCY:
+        now = min(now, wish.until)
     return standing(stricter(approval, wish.barred, *wish.needs), now)
 
 

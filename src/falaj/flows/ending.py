@@ -7,7 +7,7 @@ from falaj.flows.asking import APPROVE, Case
 from falaj.flows.hearing import result_key
 from falaj.flows.plans import APPROVAL
 from falaj.flows.records import CANCELLED, FAILED, FUNCTION, GATE, RUNNING, SUCCEEDED, Body, StepPlan
-from falaj.govern.approvals import approval_ref, find_approval, standing
+from falaj.govern.approvals import approval_ref, current_standing, find_approval
 from falaj.jobs import records as jobs
 from falaj.store.codec import to_json
 from falaj.store.ledger import Ledger
@@ -60,7 +60,7 @@ def gate_of(ledger: Ledger, case: Case, step: StepPlan, item: Body) -> Body:
 def _approved(case: Case, item: Body) -> Body:
     ref = approval_ref(APPROVE, item["mark"])
     approval = find_approval(case.tx, APPROVE, item["mark"], tenant=case.turn.key.tenant)
-    stand = standing(approval, case.now) if approval is not None else None
+    stand = current_standing(approval, case.now) if approval is not None else None
     if stand is None or stand.state in ("refused", "expired", "lapsed"):
         why = stand.why if stand else "the question is gone"
         return {**item, "state": FAILED, "note": f"{ref}: {why}; falaj flows retry asks again", "end": case.now}

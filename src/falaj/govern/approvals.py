@@ -68,6 +68,19 @@ def standing(approval: Approval, now: float) -> Standing:
     return said("waiting", approval.expires, _missing(missing, missing_dpo) + hurry)
 
 
+def current_standing(approval: Approval, now: float) -> Standing:
+    """Return where it stands now, by the clock of this replica and the times that the approval records."""
+    return standing(approval, latest_time(approval, now))
+
+
+def latest_time(approval: Approval, now: float) -> float:
+    """Return the later of `now` and the times that the approval records.
+
+    The clocks of replicas differ: an answer in the ledger was given, also where another replica dated it after `now`.
+    """
+    return max(now, approval.asked, *(voice.at for voice in approval.voices))
+
+
 def may_speak(approval: Approval, voice: Voice) -> str:
     """Why this voice does not count, or nothing when it does."""
     if voice.kind != "person":
@@ -313,7 +326,7 @@ class Approvals(SupportingDocuments, OfficerNotices):
             raise Denied(f"{action} needs the approval of {needs} people, and nobody asked them", hint, ref)
         barred = tuple(person for author in authors for person in self.persons(ctx, author))
         approval = stricter(approval, barred, needs, dpo)
-        now = standing(approval, ctx.now())
+        now = current_standing(approval, ctx.now())
         if now.granted or (emergency and now.state == "emergency"):
             return approval
         raise Denied(f"{action} is not approved: {now.why}", f"an approver runs: falaj approvals give {ref}", ref)
@@ -340,7 +353,7 @@ class Approvals(SupportingDocuments, OfficerNotices):
         with self._ledger.write(ctx) as tx:
             record = tx.need(ref)
             approval = _approval(record)
-            voice = _voice(ctx, says, digest or approval.digest, reason)
+            voice = _voice(ctx, latest_time(approval, ctx.now()), says, digest or approval.digest, reason)
             _admit(ctx, approval, voice, ref)
             changed = replace(approval, voices=(*approval.voices, voice))
             record = tx.put(ref, to_plain(changed), rev=record.rev)
@@ -412,7 +425,7 @@ def _both(old: Approval, new: Approval) -> Approval:
 
 def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
     """Refuse a voice that could not count, so that its speaker hears it now."""
-    now = standing(approval, ctx.now())
+    now = current_standing(approval, voice.at)
     if now.state in ("refused", "expired", "lapsed"):
         raise Conflict(f"{ref} is over: {now.why}", "ask again with falaj approvals ask", ref)
     if voice.says == "refuse" and approval.asker == voice.person:
@@ -424,7 +437,7 @@ def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
         raise Denied(f"your voice does not count here: {why}", _refusal_hint(approval, why, ref), ref)
     if voice.says == "give" and any(v.person == voice.person for v in approval.voices):
         raise Conflict("you have approved it already", "another person must", ref)
-    if voice.says == "give" and not all(is_independent(voice, other) for other in _counted(approval, ctx.now())):
+    if voice.says == "give" and not all(is_independent(voice, other) for other in _counted(approval, voice.at)):
         raise Denied(
             "your voice does not count here: you made the credential of a person who approved it, or that person yours",
             _refusal_hint(approval, "", ref),
@@ -442,7 +455,7 @@ def _refusal_hint(approval: Approval, why: str, ref: Ref) -> str:
     return f"another person with the role {roles} can"
 
 
-def _voice(ctx: Context, says: str, digest: str, reason: str) -> Voice:
+def _voice(ctx: Context, at: float, says: str, digest: str, reason: str) -> Voice:
     actor = ctx.actor
     return Voice(
         says=says,
@@ -450,7 +463,7 @@ def _voice(ctx: Context, says: str, digest: str, reason: str) -> Voice:
         actor=actor.id,
         kind=actor.kind,
         roles=tuple(sorted(actor.roles)),
-        at=ctx.now(),
+        at=at,
         digest=digest,
         behalf=actor.behalf,
         reason=reason,
@@ -471,4 +484,4 @@ def _approval(record: Record) -> Approval:
 
 def _state(record: Record, now: float) -> ApprovalState:
     approval = _approval(record)
-    return ApprovalState(record.ref.bare, approval, standing(approval, now))
+    return ApprovalState(record.ref.bare, approval, current_standing(approval, now))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from falaj.core.context import HOUSE, Actor, Context
-from falaj.govern.approvals import find_approval, standing, stricter
+from falaj.govern.approvals import current_standing, find_approval, stricter
 from falaj.govern.fresh import AHEAD, Ahead
 from falaj.govern.grants import digest
 from falaj.govern.records import Grant, Places, Regime, Zone
@@ -99,7 +99,7 @@ def grant_standing(tx: Reader, grant: Grant, regimes: Mapping[str, Regime], now:
     if approval is None:
         return "void"
     officers = count_officers(grant, regimes)
-    return standing(stricter(approval, (grant.author,), GRANT_VOICES, officers), now).state
+    return current_standing(stricter(approval, (grant.author,), GRANT_VOICES, officers), now).state
 
 
 def read_zones(tx: Reader) -> Iterator[Zone]:

@@ -8,7 +8,7 @@ from falaj.core.errand import Here
 from falaj.core.ref import Ref
 from falaj.drift.records import INPUT, PREDICTION, Profile
 from falaj.drift.tally import Tally
-from falaj.govern.approvals import find_approval, standing, stricter
+from falaj.govern.approvals import current_standing, find_approval, stricter
 from falaj.monitor.gathering import GLANCE_S, Glance
 from falaj.monitor.machine import BEGUN, Doing, Facts, Machine, Sign
 from falaj.monitor.records import RETRAIN, WatchPlan
@@ -141,7 +141,7 @@ def answer_to(tx: Reader, watch: Record, doing: Doing, now: float) -> tuple[str,
     found = find_approval(tx, ASKS, digest_of(doing), tenant=tenant)
     if found is None:
         return "", ""
-    stands = standing(stricter(found, (owner, f"{tenant}/{owner}"), NEEDS), now)
+    stands = current_standing(stricter(found, (owner, f"{tenant}/{owner}"), NEEDS), now)
     refusal = next((f"{one.actor}: {one.reason}" for one in found.voices if one.says == "refuse"), stands.why)
     return stands.state, refusal[:500]
 

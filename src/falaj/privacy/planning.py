@@ -8,7 +8,7 @@ from falaj.core.context import Context
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.core.verb import verb
-from falaj.govern.approvals import ROLES, approval_ref, find_approval, standing
+from falaj.govern.approvals import ROLES, approval_ref, current_standing, find_approval
 from falaj.govern.destruction import HOLDS
 from falaj.govern.duties import describe_until, summarize_duties
 from falaj.govern.duty_facts import RESTRICTION
@@ -361,7 +361,7 @@ class Planning(Searching):
         state = plan.state
         if state == PLANNED:
             approval = find_approval(tx, ACTION, plan.digest, tenant=ctx.tenant)
-            granted = approval is not None and standing(approval, ctx.now()).granted
+            granted = approval is not None and current_standing(approval, ctx.now()).granted
             state = APPROVED if granted else PLANNED
         kept = {item.ref for item in items if item.action == RESTRICT}
         due = any(item.action == RESTRICT and item.ref not in kept for item in plan.items)
