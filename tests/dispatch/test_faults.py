@@ -14,8 +14,9 @@ import pytest
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
 from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, NodeFacts, PersonRefused, Status
-from falaj.dispatch import crew, lead, loop
+from falaj.dispatch import crew, lead, loop, unpublished
 from falaj.dispatch.lead import Lead
+from falaj.jobs.staging import Staging
 from falaj.schedule.decide import Scheduler
 from falaj.schedule.model import Plan
 from falaj.store import ledger
@@ -83,6 +84,39 @@ def test_a_refused_placement_backs_off_alone(lab: Bad) -> None:
     assert lab.done(lab.submit("print(2)", "other")).state == "succeeded"
     lab.faults.clear()
     assert lab.done(job).state == "succeeded"
+
+
+WRITE_MODEL = """
+import pathlib
+from falaj import worker
+pathlib.Path(worker.attempt().outputs["model"], "m").write_text("m")
+"""
+
+
+@pytest.mark.parametrize("end", ["succeeded", "cancelled"])
+def test_outputs_wait_for_the_blob_store(lab: Bad, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    publish, outage, calls = Staging.publish, threading.Event(), list[str]()
+    outage.set()
+
+    def fail_in_outage(self: Staging, ctx: Any, record: Any, cluster: Any) -> dict[str, str]:
+        calls.append(record.body["id"])
+        if outage.is_set():
+            raise Unavailable("the blob store does not answer", "try again")
+        return publish(self, ctx, record, cluster)
+
+    monkeypatch.setattr(Staging, "publish", fail_in_outage)
+    monkeypatch.setattr(unpublished, "PUBLISH_AGAIN_S", 0.1)
+    job = lab.submit(WRITE_MODEL, "trained", outputs={"model": "model:default/m"})
+    until(lambda: len(calls) >= 5, bool)
+    assert lab.show(job).state == "running"
+    assert lab.done(lab.submit("print(1)", "other")).state == "succeeded", "other jobs go on"
+    if end == "cancelled":
+        lab.here.jobs.cancel(job.ref)
+        assert lab.done(job).state == "cancelled"
+        return
+    outage.clear()
+    job = lab.done(job)
+    assert (job.state, len(job.attempts), str(job.outputs["model"])) == ("succeeded", 1, "model:default/m@v1")
 
 
 def test_a_cluster_that_refuses_a_person_is_no_candidate_for_their_jobs(lab: Bad) -> None:

@@ -54,7 +54,7 @@ class Report:
     """What came of an order, or what was seen."""
 
     kind: str
-    """nodes, silent, launched, refused, seen, facts, published"""
+    """nodes, silent, launched, refused, seen, facts, published, unpublished"""
     cluster: str
     attempt: str = ""
     job: str = ""

@@ -3,19 +3,15 @@
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
-from falaj.core.errors import FalajError, Unavailable
+from falaj.core.errors import FalajError
 from falaj.dispatch.crew import BROKEN
 
 log = logging.getLogger(__name__)
 HANDS = 4
 TOGETHER = 32
 """So many small things one hand does, while others may do the next."""
-T = TypeVar("T")
 
 
 class Hands:
@@ -56,12 +52,3 @@ class Hands:
                 except (FalajError, *BROKEN):
                     # A bug met by one of them must not take the others along, nor the hand.
                     log.exception("work failed")
-
-
-def patiently(work: Callable[[], T], pauses_s: Iterable[float]) -> T:
-    """What `work` gives, tried again where something it needs does not answer."""
-    for pause_s in pauses_s:
-        with suppress(Unavailable):
-            return work()
-        time.sleep(pause_s)
-    return work()

@@ -16,9 +16,10 @@ from falaj.core.execute import LOST, UNKNOWN, NodeFacts, Status
 from falaj.core.execute import OVER as ENDED
 from falaj.core.execute import SUCCEEDED as ENDED_WELL
 from falaj.dispatch.crew import Crew, Report, Watched, brief_attempts
-from falaj.dispatch.hands import Hands, patiently
+from falaj.dispatch.hands import Hands
 from falaj.dispatch.lead import KINDS, Lead
 from falaj.dispatch.standings import exclude_cluster, stop_for_standing
+from falaj.dispatch.unpublished import UnpublishedOutputs, publish_outputs
 from falaj.fleet.clusters import Clusters
 from falaj.fleet.records import Cluster
 from falaj.jobs import life
@@ -51,8 +52,6 @@ UNKNOWN_TIMES = 3
 GONE_S = 30.0
 """So long after its node is gone an executor may still tell how an attempt ended."""
 SWEEP_S, LONGEST_REST_S = 3600.0, 900.0
-PATIENCE_S = (1.0, 5.0, 30.0)
-"""So long we wait between tries to publish, where something does not answer."""
 LAST_GRACE_S = 10  # the least time in seconds that a job has to end after it spent its grace on saving
 LATE_S = 30
 """A job that outlives its time limit and its grace by so much is ended from here."""
@@ -92,6 +91,7 @@ class JobsLoop:
         """Clusters that hung: when to try again, and how often they did. Each try may cost us a thread."""
         self._ordered: dict[str, set[str]] = {}
         """What was ordered in this lead, by attempt."""
+        self._unpublished = UnpublishedOutputs()
         self._unsaved: dict[str, tuple[Mapping[str, Any], ...]] = {}
         """What attempts said of their progress since it was last written down."""
         self._told: dict[str, Mapping[str, NodeFacts]] = {}
@@ -130,6 +130,8 @@ class JobsLoop:
         # wait for their turn to write.
         with self._ledger.group() if self._took_s < QUICK_S and not self._inbox.empty() else nullcontext():
             self._read_reports()
+            for record in self._unpublished.take_due(lead.jobs):
+                self._seen(record, Status(record.body["attempt"]["handle"], ENDED_WELL), turn.ctx.now())
             self._stop_held_back()
             self._release_held()
             more = self._decide(turn.ctx.now())
@@ -375,6 +377,9 @@ class JobsLoop:
             self._facts(record, report)
         elif report.kind == "seen" and report.status is not None:
             self._seen(record, report.status, now)
+        elif report.kind == "unpublished":
+            self._ordered.get(report.attempt, set()).discard("publish")
+            self._unpublished.add(report)
         elif report.kind == "published":
             body = {**record.body, "outputs": {**record.body["outputs"], **report.outputs}}
             self._end(record, body, Status(attempt["handle"], ENDED_WELL), now)
@@ -473,19 +478,8 @@ class JobsLoop:
         self._end(record, record.body, status, now)
 
     def _publish(self, record: Record) -> None:
-        attempt, job = record.body["attempt"]["id"], record.body["id"]
         cluster, ctx = self._crews[record.body["attempt"]["cluster"]].cluster, self._turn.ctx
-
-        def work() -> None:
-            try:
-                made = patiently(partial(self._staging.publish, ctx, record, cluster), PATIENCE_S)
-            except (FalajError, OSError) as error:
-                text = f"its outputs could not be published: {error}"
-                self._tell(Report("refused", cluster.name, attempt, job, text, final=True))
-            else:
-                self._tell(Report("published", cluster.name, attempt, job, outputs=made))
-
-        self._hands.do(work)
+        self._hands.do(lambda: self._tell(publish_outputs(self._staging, ctx, record, cluster)))
 
     def _end(self, record: Record, body: Body, status: Status, now: float) -> None:
         """An attempt is over: settle, and end the job or queue it again; a resized one goes on in its new places."""
@@ -576,7 +570,7 @@ class JobsLoop:
         for crew in self._crews.values():
             crew.retire()
         self._crews, self._ordered, self._strange, self._told, self._silent = {}, {}, {}, {}, {}
-        self._away, self._unsaved = {}, {}
+        self._away, self._unsaved, self._unpublished = {}, {}, UnpublishedOutputs()
         self._inbox = queue.SimpleQueue()
 
     def _tell(self, report: Report) -> None:
