@@ -10,6 +10,8 @@ NAME ?= ground
 SECONDS ?= 60
 MINUTES ?= 30
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+# Tests that failed run once more, alone: the run fails if one fails again, and the output names those that passed.
+RETRY := echo "running the failed tests once more"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rA
 # Our servers are on loopback: a proxy from the environment must not come between.
 comma := ,
 export NO_PROXY := $(if $(NO_PROXY),$(NO_PROXY)$(comma))127.0.0.1,localhost
@@ -44,7 +46,7 @@ up: $(VENV)/.train ## install what training and serving need, too, and start the
 	@$(BIN)/falaj up
 
 test: components ## everything but the slow tests, against real servers
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" || { $(RETRY) -m "not slow"; }
 
 test-full: components ## every test; builds a Kubernetes control plane once
 	@$(BIN)/python -m tests.servers.kubernetes_build

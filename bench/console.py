@@ -30,7 +30,7 @@ from console_mlflow import addresses, mlflow_server  # noqa: E402
 from console_seed import seeded  # noqa: E402
 from playwright.sync_api import BrowserContext, Page  # noqa: E402
 
-from falaj.console.pages import ROOMS  # noqa: E402
+from falaj.console.pages import SECTIONS  # noqa: E402
 from tests.console.walk import WHO, examples  # noqa: E402
 from tests.replica import Replica  # noqa: E402
 from tests.servers.browser import Chromium  # noqa: E402
@@ -106,7 +106,7 @@ def pages() -> None:
     found: dict[str, float] = {}
     firsts: dict[str, float] = {}
     with Up() as up:
-        for room in ROOMS:
+        for room in SECTIONS:
             person = WHO.get(room, "amal")
             with httpx.Client(base_url=up.url, cookies=up.cookies(person), timeout=180, trust_env=False) as line:
                 for path in [path for _, path in examples(room)] + list(where.LARGE.get(room, ())):

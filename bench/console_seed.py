@@ -17,10 +17,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from falaj.core.context import Context  # noqa: E402
+from falaj.core.context import CallContext  # noqa: E402
 from falaj.core.ref import Ref  # noqa: E402
-from falaj.platform import House, Platform, load_settings  # noqa: E402
-from falaj.serve.counts import Counted, bucket  # noqa: E402
+from falaj.serve.request_counts import CountRow, latency_bucket  # noqa: E402
+from falaj.server import LocalClient, Server, load_settings  # noqa: E402
 from falaj.track.records import Metric  # noqa: E402
 from tests.catalog.goods import put  # noqa: E402
 from tests.console import ground, hostile, life, life_rooms, life_sweeps  # noqa: E402
@@ -79,9 +79,9 @@ def seeded() -> Path:
 
 def fill(home: Path) -> None:
     """Everything that there is much of."""
-    house = House(load_settings(str(home / "house"), {"zone": "ae-dubai"}))
+    house = Server(load_settings(str(home / "house"), {"zone": "ae-dubai"}))
     tokens = json.loads((home / "tokens.json").read_text())
-    people = {name: Platform(house, house.authenticate(tokens[name]), "fraud") for name in ("amal", "mona", "omar")}
+    people = {name: LocalClient(house, house.authenticate(tokens[name]), "fraud") for name in ("amal", "mona", "omar")}
     for part in (calm, endpoints, datasets, tracked, long_curve, events, settle):
         began = time.perf_counter()
         part(house, people)
@@ -89,7 +89,7 @@ def fill(home: Path) -> None:
     house.close()
 
 
-def calm(house: House, people: dict[str, Any]) -> None:
+def calm(house: Server, people: dict[str, Any]) -> None:
     """Nothing of the small life goes on: only what pages cost is to be measured."""
     amal, mona = people["amal"], people["mona"]
     mona.serve.stop(life_rooms.ENDPOINT, reason="the bench wants quiet")
@@ -99,25 +99,25 @@ def calm(house: House, people: dict[str, Any]) -> None:
     del house
 
 
-def endpoints(house: House, people: dict[str, Any]) -> None:
+def endpoints(house: Server, people: dict[str, Any]) -> None:
     """Asleep: none runs while nobody asks, and nobody has since an hour ago."""
-    counts, spread = house.desks["serve"].counts, {bucket(900): 20, bucket(1800): 5}
+    counts, spread = house.desks["serve"].counts, {latency_bucket(900): 20, latency_bucket(1800): 5}
     for n in batched(house, range(ENDPOINTS)):
         ref, begun = Ref("endpoint", "fraud", f"e{n:03}"), time.time() - 2 * 3600
         people["mona"].serve.deploy(ref, "model:fraud/scorer@v1", least=0, most=1, cpus=0.1, memory="64MiB")
         counts.append(
-            [Counted("bank", str(ref), "base", 1, begun + 60 * k, 25, 0, spread, 0, 0, "g1", "ae-dubai")
+            [CountRow("bank", str(ref), "base", 1, begun + 60 * k, 25, 0, spread, 0, 0, "g1", "ae-dubai")
              for k in range(60)]
         )  # fmt: skip
 
 
-def datasets(house: House, people: dict[str, Any]) -> None:
+def datasets(house: Server, people: dict[str, Any]) -> None:
     """Each of one version."""
     for n in batched(house, range(DATASETS)):
         put(people["amal"], f"dataset:fraud/d{n:04}", f"rows of {n}")
 
 
-def tracked(house: House, people: dict[str, Any]) -> None:
+def tracked(house: Server, people: dict[str, Any]) -> None:
     """Runs as a client logs them."""
     track = people["amal"].track
     track.create(BULK, "Ten thousand runs")
@@ -127,7 +127,7 @@ def tracked(house: House, people: dict[str, Any]) -> None:
         track.end(made, "finished", run["started"] + 30)
 
 
-def long_curve(house: House, people: dict[str, Any]) -> None:
+def long_curve(house: Server, people: dict[str, Any]) -> None:
     """One run with a metric of a million points."""
     track = people["amal"].track
     made = track.start(BULK, "the long one", run=CURVE, started=1_690_000_000.0).ref
@@ -142,7 +142,7 @@ def long_curve(house: House, people: dict[str, Any]) -> None:
     del house
 
 
-def events(house: House, people: dict[str, Any]) -> None:
+def events(house: Server, people: dict[str, Any]) -> None:
     """What a month of people reading and writing leaves in the log."""
     dice, now = random.Random(2), time.time()
     verbs = ("store.get", "catalog.open", "features.read", "serve.enter", "track.log")
@@ -150,13 +150,13 @@ def events(house: House, people: dict[str, Any]) -> None:
     each = 5000
     for begun in range(0, EVENTS, each):
         at = now - 30 * DAY + 30 * DAY * begun / EVENTS
-        ctx: Context = replace(house.context(people["amal"].actor, purpose="fraud"), now=lambda at=at: at)
+        ctx: CallContext = replace(house.context(people["amal"].actor, purpose="fraud"), now=lambda at=at: at)
         with house.ledger.write(ctx) as tx:
             for n in range(min(each, EVENTS - begun)):
                 tx.emit(verbs[n % 5], things[dice.randrange(len(things))], reads=n)
 
 
-def settle(house: House, people: dict[str, Any]) -> None:
+def settle(house: Server, people: dict[str, Any]) -> None:
     """Let loops come to rest, and the log be sealed, so that nothing of it is left to the first minute of a server."""
     house.start_loops()
     time.sleep(SETTLE_S)
@@ -167,7 +167,7 @@ def settle(house: House, people: dict[str, Any]) -> None:
         raise SystemExit(f"still running: {ran[:5]}; nothing should")
 
 
-def batched(house: House, many: Iterable[Any], size: int = 200) -> Iterator[Any]:
+def batched(house: Server, many: Iterable[Any], size: int = 200) -> Iterator[Any]:
     """Each of many; what is done for so many of them becomes durable together."""
     group, number = house.ledger.group(), 0
     group.__enter__()

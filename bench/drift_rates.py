@@ -19,14 +19,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bars import bar, told
 
-from falaj.drift import synthetic
-from falaj.drift.compare import compare, lasting
-from falaj.drift.concept import calibration, errors
-from falaj.drift.profile import profile_of
-from falaj.drift.records import BINARY, Finding, Profile, Quality, Rules
-from falaj.drift.season import compare_seasonal, together
-from falaj.drift.streams import Adwin, Evidence, PageHinkley
-from falaj.drift.tally import Tally
+from falaj.drift import synthetic_drift
+from falaj.drift.change_detectors import Adwin, PageHinkley, SequentialEvidence
+from falaj.drift.concept_drift import detect_calibration_drift, detect_error_drift
+from falaj.drift.drift_tests import compare_tally, filter_persistent
+from falaj.drift.profiles import build_profile
+from falaj.drift.records import TASK_BINARY, DataProfile, DriftFinding, DriftRules, ModelQuality
+from falaj.drift.seasonality import compare_seasonal, merge_tallies
+from falaj.drift.tally import DataTally
 from tests.drift.worlds import WORLDS, any_ks, any_psi, ours, windows
 
 SMALL = "--small" in sys.argv
@@ -34,8 +34,8 @@ REFERENCES, EACH = (3, 4) if SMALL else (30, 8)
 STREAMS = 3 if SMALL else 24
 QUIET, DRIFTING, ROWS, EVERY = 8, 16, 2_000, 7
 """Windows before and after a drift begins, their rows; and the dummy's rhythm."""
-SIZES = {synthetic.PRIOR: 0.5, synthetic.CONCEPT: 0.3, synthetic.COVARIATE: 1.0}
-Findings = tuple[Finding, ...]
+SIZES = {synthetic_drift.KIND_PRIOR: 0.5, synthetic_drift.KIND_CONCEPT: 0.3, synthetic_drift.KIND_COVARIATE: 1.0}
+Findings = tuple[DriftFinding, ...]
 
 
 def noise() -> None:
@@ -77,7 +77,7 @@ def kinds() -> None:
     """Every kind of drift: false alarms per 100 quiet windows, and how many windows it takes; 2,000 rows each."""
     print(f"  {'':11}" + "".join(f"{name:>18}" for name in ("ours, lasting", "ours", "any KS", "any PSI", "every 7th")))
     missed, false, quiet = [], 0, 0
-    for kind in synthetic.KINDS:
+    for kind in synthetic_drift.DRIFT_KINDS:
         runs = [_run(kind, seed) for seed in range(STREAMS)]
         cells = []
         for rule in ("lasting", "ours", "any_ks", "any_psi", "dummy"):
@@ -88,9 +88,9 @@ def kinds() -> None:
             cells.append(f"{100 * early / (QUIET * len(runs)):5.1f} {late:>12}")
             if rule == "lasting":
                 false, quiet = false + early, quiet + QUIET * len(runs)
-                if kind != synthetic.NONE and len(found) < len(delays):
+                if kind != synthetic_drift.KIND_NONE and len(found) < len(delays):
                     missed.append(kind)
-                if kind == synthetic.NONE:
+                if kind == synthetic_drift.KIND_NONE:
                     false, quiet = false + sum(sum(run[rule][QUIET:]) for run in runs), quiet + DRIFTING * len(runs)
         print(f"  {kind:<11}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
     bar("kinds_missed", float(len(missed)), "<=", 0.0, ", ".join(missed))
@@ -103,10 +103,10 @@ def _recurring() -> None:
     alarms = count = 0
     for seed in range(STREAMS):
         profile, _ = _model(seed)
-        tallies = [_tally(profile, one) for one in _stream(synthetic.RECURRING, seed, 0, 24)]
+        tallies = [_tally(profile, one) for one in _stream(synthetic_drift.KIND_RECURRING, seed, 0, 24)]
         for at in range(8, 24):
-            season = together(tallies[at % 8 : at : 8])
-            alarms += ours(compare_seasonal(profile, tallies[at], Rules(), season))
+            season = merge_tallies(tallies[at % 8 : at : 8])
+            alarms += ours(compare_seasonal(profile, tallies[at], DriftRules(), season))
             count += 1
     bar("recurring_with_season", 100 * alarms / count, "<=", 5.0, "alarms per 100 windows from the second season on")
 
@@ -118,14 +118,14 @@ def _run(kind: str, seed: int) -> dict[str, list[bool]]:
     history: list[Findings] = []
     state: tuple[float, ...] = ()
     for at, one in enumerate(_stream(kind, seed, QUIET, QUIET + DRIFTING)):
-        found = compare(profile, _tally(profile, one), Rules())
+        found = compare_tally(profile, _tally(profile, one), DriftRules())
         said["any_ks"].append(any_ks(found))
         said["any_psi"].append(any_psi(found))
-        wrong, state = errors(quality, (one.scores > 0.5) != one.labels, Rules(), state)
-        meant = calibration(quality, one.scores, one.labels, Rules())
+        wrong, state = detect_error_drift(quality, (one.scores > 0.5) != one.labels, DriftRules(), state)
+        meant = detect_calibration_drift(quality, one.scores, one.labels, DriftRules())
         history.append((*found, *(extra for extra in (wrong, meant) if extra is not None)))
         said["ours"].append(ours(history[-1]))
-        said["lasting"].append(bool(lasting(history, Rules())))
+        said["lasting"].append(bool(filter_persistent(history, DriftRules())))
         said["dummy"].append(at % EVERY == EVERY - 1)
     return said
 
@@ -135,27 +135,33 @@ def _delay(said: list[bool]) -> int | None:
 
 
 def _stream(kind: str, seed: int, begins: int, many: int) -> Any:
-    return synthetic.stream(
-        kind, many, ROWS, seed=1_000 * (seed + 1), begins=begins, size=SIZES.get(kind, 0.3), extra=14
+    return synthetic_drift.iterate_windows(
+        kind,
+        many,
+        ROWS,
+        seed=1_000 * (seed + 1),
+        first_drifted=begins,
+        drift_size=SIZES.get(kind, 0.3),
+        noise_columns=14,
     )
 
 
-def _model(seed: int) -> tuple[Profile, Quality]:
+def _model(seed: int) -> tuple[DataProfile, ModelQuality]:
     """A reference of 10,000 rows, and what the model was worth on others."""
-    then = synthetic.reference(10_000, seed=500_000 + seed, extra=14)
-    held = synthetic.reference(10_000, seed=600_000 + seed, extra=14)
+    then = synthetic_drift.make_reference(10_000, seed=500_000 + seed, noise_columns=14)
+    held = synthetic_drift.make_reference(10_000, seed=600_000 + seed, noise_columns=14)
     parts = np.array_split(np.argsort(held.scores), 20)
     right = float(np.mean((held.scores > 0.5) == held.labels))
     scores, chances = ([float(one[part].mean()) for part in parts] for one in (held.scores, held.labels))
-    quality = Quality(BINARY, {"accuracy": right}, tuple(scores), tuple(chances), rows=10_000)
-    profile = profile_of(
+    quality = ModelQuality(TASK_BINARY, {"accuracy": right}, tuple(scores), tuple(chances), rows=10_000)
+    profile = build_profile(
         then.columns, predictions={"score": then.scores}, label=then.labels, label_name="truth", segment="city"
     )
     return profile, quality
 
 
-def _tally(profile: Profile, one: synthetic.Batch) -> Tally:
-    tally, columns = Tally(profile, seed=0), {**one.columns, "score": one.scores, "truth": one.labels}
+def _tally(profile: DataProfile, one: synthetic_drift.SyntheticBatch) -> DataTally:
+    tally, columns = DataTally(profile, seed=0), {**one.columns, "score": one.scores, "truth": one.labels}
     for first in range(0, ROWS, 250):  # As it comes: in batches.
         tally.add({name: column[first : first + 250] for name, column in columns.items()})
     return tally
@@ -166,7 +172,7 @@ def streams() -> None:
     makers: dict[str, Callable[[], Any]] = {
         "ADWIN": Adwin,
         "Page-Hinkley": PageHinkley,
-        "evidence": lambda: Evidence(0.1),
+        "evidence": lambda: SequentialEvidence(0.1),
     }
     print(f"  {'':14}{'us/value':>10}{'false/100k':>12}{'10 -> 15 %':>12}{'10 -> 30 %':>12}")
     for name, make in makers.items():

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from features_ground import BATCH, DAY_US, TTL_DAYS, VIEWS, batches, checksum, names, report
 
-from falaj.asof.records import Field
+from falaj.asof.records import FeatureField
 
-KEY = Field("user_id", "int64")
+KEY = FeatureField("user_id", "int64")
 RESTATED_ONCE = """
     WITH many AS (SELECT user_id, event FROM '{path}' GROUP BY ALL HAVING count(*) > 1)
     SELECT v.* FROM '{path}' v ANTI JOIN many USING (user_id, event) UNION ALL
@@ -66,14 +66,14 @@ def plan(view: str) -> Any:
     """A view of the data as our engine knows it."""
     from falaj.asof.records import ViewPlan
 
-    fields = tuple(Field(name, "float64") for name in names(view))
+    fields = tuple(FeatureField(name, "float64") for name in names(view))
     wanted = tuple(names(view))
     return ViewPlan(f"view:bench/{view}@v1", "", (KEY,), fields, wanted, wanted, TTL_DAYS * DAY_US)
 
 
 def ours_rows(folder: Path) -> None:
     """Rows into segments, as ingestion does once: not part of a training set, shown beside it."""
-    from falaj.asof.rows import RowSchema, write_rows
+    from falaj.asof.row_files import RowSchema, write_rows
 
     def work() -> None:
         for view in VIEWS:
@@ -86,32 +86,32 @@ def ours_rows(folder: Path) -> None:
 
 def ours_history(folder: Path) -> None:
     """A training set of rows we own."""
-    from falaj.asof.engine import Joined, OwnRows, training_set
-    from falaj.asof.rows import parts_in
+    from falaj.asof.row_files import list_partition_segments
+    from falaj.asof.training_sets import JoinedView, SegmentRows, build_training_set
 
     def work() -> pa.Table:
-        views = [Joined(plan(view), OwnRows(parts_in(folder / view))) for view in VIEWS]
-        return training_set(pq.read_table(folder / "labels.parquet"), "event_timestamp", views)
+        views = [JoinedView(plan(view), SegmentRows(list_partition_segments(folder / view))) for view in VIEWS]
+        return build_training_set(pq.read_table(folder / "labels.parquet"), "event_timestamp", views)
 
     report(work, checksum)
 
 
 def ours_foreign(folder: Path) -> None:
     """A training set of somebody's Parquet as it lies."""
-    from falaj.asof.engine import Joined, training_set
-    from falaj.asof.foreign import ForeignRows
+    from falaj.asof.external_rows import ExternalRows
+    from falaj.asof.training_sets import JoinedView, build_training_set
 
     def work() -> pa.Table:
-        views = [Joined(plan(v), ForeignRows((folder / f"{v}.parquet",), "event", "created")) for v in VIEWS]
-        return training_set(pq.read_table(folder / "labels.parquet"), "event_timestamp", views)
+        views = [JoinedView(plan(v), ExternalRows((folder / f"{v}.parquet",), "event", "created")) for v in VIEWS]
+        return build_training_set(pq.read_table(folder / "labels.parquet"), "event_timestamp", views)
 
     report(work, checksum)
 
 
 def ours_large(folder: Path, count: str) -> None:
     """Far more rows than memory is given for: written in parts, joined part by part. Peak memory is of both."""
-    from falaj.asof.engine import Joined, OwnRows, training_set
-    from falaj.asof.rows import RowSchema, parts_in, write_rows
+    from falaj.asof.row_files import RowSchema, list_partition_segments, write_rows
+    from falaj.asof.training_sets import JoinedView, SegmentRows, build_training_set
 
     to = folder / "large"
 
@@ -119,7 +119,9 @@ def ours_large(folder: Path, count: str) -> None:
         rows = batches(int(count), names("v0"), 5, users=int(count) // 50)
         write_rows(rows, RowSchema((KEY,), {"": plan("v0").stored}), to)
         labels = pq.read_table(folder / "labels.parquet")
-        return training_set(labels, "event_timestamp", [Joined(plan("v0"), OwnRows(parts_in(to)))])
+        return build_training_set(
+            labels, "event_timestamp", [JoinedView(plan("v0"), SegmentRows(list_partition_segments(to)))]
+        )
 
     report(work, lambda made: {"num_rows": made.num_rows, "found": made.num_rows - made["v0_f0"].null_count})
 

@@ -67,18 +67,18 @@ def http_read(port: str, path: str, body: str, token: str = "") -> None:  # nose
 
 def sealing() -> None:
     """A row of twenty floats, ten rows a person: sealed and opened."""
-    from falaj.asof.sealed import bound_to, new_keys, open_runs, seal_runs
+    from falaj.asof.person_sealing import decrypt_blocks, encrypt_runs, generate_person_keys, make_associated_data
 
     people, rows = 20_000, 10
     names = [n.to_bytes(16, "big") for n in range(people)]
-    keys, aad = new_keys(names), bound_to("bank", "home", "bench/wide.rows1", "p0000")
+    keys, aad = generate_person_keys(names), make_associated_data("bank", "home", "bench/wide.rows1", "p0000")
     runs = [np.random.default_rng(n).normal(size=(rows, 20)).tobytes() for n in range(people)]
     took = []
     for _ in range(9):
         began = used_s()
-        sealed = seal_runs(runs, names, keys, aad)
+        sealed = encrypt_runs(runs, names, keys, aad)
         between = used_s()
-        if open_runs(sealed, names, keys, aad) != runs:
+        if decrypt_blocks(sealed, names, keys, aad) != runs:
             raise SystemExit("what was sealed does not open to what it was")
         took.append(((between - began) / people / rows * 1e6, (used_s() - between) / people / rows * 1e6))
     report(lambda: None, lambda _: {"took": took})

@@ -125,7 +125,7 @@ def main() -> None:
                 flow.append(bench.measured(bench.as_flow, number))
         told = json.dumps({"entry": "line.py:nothing", "args": {"before": 0}})
         outbox = {"FALAJ_OUTBOX": str(home / "outbox"), "FALAJ_PARAM_STEP": told}
-        step_ms = process_ms(["-m", "falaj.worker.steps"], home / "flow", **outbox)
+        step_ms = process_ms(["-m", "falaj.worker.step_runner"], home / "flow", **outbox)
         bare_ms = process_ms(["hand.py"], home / "hand", FALAJ_PARAM_N="1")
     ours, theirs = (Cost(*map(statistics.median, zip(*side, strict=True))) for side in (flow, hand))
     rows = {

@@ -15,7 +15,7 @@ from gpt import SIZES, VOCABULARY, Gpt  # noqa: E402
 
 from falaj import train  # noqa: E402
 from falaj.feed.text import Tokens  # noqa: E402
-from falaj.train.fused import linear_cross_entropy  # noqa: E402
+from falaj.train.fused_loss import linear_cross_entropy  # noqa: E402
 
 SIZE = os.environ.get("SIZE", "124M")
 STEPS = int(os.environ.get("STEPS", "20"))

@@ -109,43 +109,47 @@ def verb_in_process() -> None:
 
 def decide() -> None:
     """Cedar and place() together, no decision cached: 100 policies, 10,000 entities."""
-    from falaj.core.cell import Cell
     from falaj.core.context import Actor
     from falaj.core.label import Label
+    from falaj.core.policy_scope import PolicyScope
     from falaj.core.settings import Settings
-    from falaj.desks import actions
-    from falaj.govern.grants import MAX_LIFE_S
-    from falaj.govern.manifest import first_zone
-    from falaj.govern.place import place
-    from falaj.govern.policy import Authorizer, Facts
-    from falaj.govern.records import Grant, Move
+    from falaj.govern.authorizer import Authorizer, PolicyFacts
+    from falaj.govern.grants import MAX_GRANT_LIFETIME_S
+    from falaj.govern.records import DataMovement, TransferGrant
     from falaj.govern.regimes import load_regimes
+    from falaj.govern.residency_check import check_residency
+    from falaj.govern.zone_manifest import create_first_zone
+    from falaj.services import list_actions
 
     known = load_regimes()
-    zones = {zone.id: zone for zone in [first_zone(Settings(), known)]}
+    zones = {zone.id: zone for zone in [create_first_zone(Settings(), known)]}
     rules = {
         f"rule-{n}": "forbid (principal, action, resource) when "
         f'{{ resource.project == "p{n}" && principal.jurisdiction == "X{n}" }};'
         for n in range(100)
     }
-    authorizer = Authorizer(actions(), lambda tenant: rules)
+    authorizer = Authorizer(list_actions(), lambda tenant: rules)
     people = [
         Actor(f"u{n}", "bank", roles=frozenset({"data-scientist"}), jurisdiction="AE", projects=frozenset({"*"}))
         for n in range(5000)
     ]
-    cells = [Cell("blob", f"project{n}", "home", n % 4, ("AE-PDPL",)) for n in range(5000)]
+    cells = [PolicyScope("blob", f"project{n}", "home", n % 4, ("AE-PDPL",)) for n in range(5000)]
     label = Label.parse("AE-PDPL,sensitive,purpose=fraud")
     grants = [
-        Grant(f"g{n}", "bank", "AE-PDPL", "23a", "home", f"z{n}", "blob:a/*", ("fraud",), {}, 0, MAX_LIFE_S)
+        TransferGrant(
+            f"g{n}", "bank", "AE-PDPL", "23a", "home", f"z{n}", "blob:a/*", ("fraud",), {}, 0, MAX_GRANT_LIFETIME_S
+        )
         for n in range(100)
     ]
-    facts = Facts("bank", True, True, True, False, purpose="fraud")
+    facts = PolicyFacts("bank", True, True, True, False, purpose="fraud")
     took = []
     allowed = 0
     for n in range(4000):
         actor, cell = people[n % 5000], cells[(n * 7) % 5000]
         start = time.perf_counter()
-        verdict = place(Move("write", label, "blob:a/b", "bank", "home", "home", "fraud"), zones, known, grants, 1.0)
+        verdict = check_residency(
+            DataMovement("write", label, "blob:a/b", "bank", "home", "home", "fraud"), zones, known, grants, 1.0
+        )
         decision = authorizer.decide_afresh(actor, "store.put", cell, facts)
         took.append(time.perf_counter() - start)
         allowed += verdict.allowed and decision.allowed
@@ -227,10 +231,10 @@ def wrk(url: str, token: str, home: Path) -> float:
 def group_commit() -> None:
     """Events a second when commits share an fsync, beside one fsync an event: our own, and SQLite's bare."""
     from falaj.core.ref import Ref
-    from falaj.platform import House, load_settings
+    from falaj.server import Server, load_settings
 
     with folder() as home:
-        house = House(load_settings(str(home / "house")))
+        house = Server(load_settings(str(home / "house")))
         db = bare_sqlite(home / "bare.db")
         body, subject = secrets.token_bytes(400), Ref.parse("blob:bench/thing@v1")
         turn = iter(range(10**9))
@@ -316,12 +320,12 @@ def verify() -> None:
     from zipfile import ZipFile
 
     from falaj.core.ref import Ref
-    from falaj.platform import House, Platform, load_settings
+    from falaj.server import LocalClient, Server, load_settings
 
     count, subject = int(os.environ.get("EVENTS", "1000000")), Ref.parse("blob:bench/thing@v1")
     with folder() as home:
-        house = House(load_settings(str(home / "house")))
-        here = Platform(house, house.owner())
+        house = Server(load_settings(str(home / "house")))
+        here = LocalClient(house, house.owner())
         for _ in range(count // 10_000):
             with house.ledger.write(house.system()) as tx:
                 for _ in range(10_000):

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from falaj.core.garbage import seldom
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Ask, Job, Queue, Role, Shape, Snapshot
-from falaj.simulator.engine import Engine
-from falaj.simulator.replan import replan
-from falaj.simulator.trace import Load, machines, read_muri, replayed, slots, without_step_counts
+from falaj.core.garbage_collection import throttle_garbage_collector
+from falaj.schedule.model import Job, JobShape, Queue, Role, SchedulerSnapshot, SlotRequest
+from falaj.schedule.scheduler import Scheduler
+from falaj.simulator.baseline_policies import replan_trace
+from falaj.simulator.replay_engine import ReplayEngine
+from falaj.simulator.trace import TraceJob, build_trace, make_nodes, read_muri, split_into_slots, without_step_counts
 
 NODES = int(os.environ.get("NODES", "10000"))
 JOBS = int(os.environ.get("JOBS", "100000"))
@@ -42,11 +42,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 def main() -> None:
     """The parts that were named, or all of them."""
     parts: dict[str, Callable[[], None]] = {
-        "decide": decide, "place": place, "simulate": simulate, "process": process,
-    }  # fmt: skip
+        "decide": decide,
+        "place": place,
+        "simulate": simulate,
+        "process": process,
+    }
     for name in sys.argv[1:] or parts:
         print(f"\n{name}", flush=True)
-        with seldom():
+        with throttle_garbage_collector():
             parts[name]()
     print(json.dumps({"bench": "jobs", "bars": BARS}))
 
@@ -125,7 +128,7 @@ def _decide_once(count: int) -> None:
     print(json.dumps(row))
 
 
-def crowd(nodes: int, jobs: int, rng: random.Random) -> Snapshot:
+def crowd(nodes: int, jobs: int, rng: random.Random) -> SchedulerSnapshot:
     """Nodes of 8 GPUs, a tree of 1,000 leaves below 20 teams, jobs of 200 shapes."""
     leaves = max(10, nodes // 10)
     queues = [
@@ -136,18 +139,22 @@ def crowd(nodes: int, jobs: int, rng: random.Random) -> Snapshot:
     shapes = [_shape(number) for number in range(200)]
     waiting = tuple(
         Job(
-            f"job-{n:06}", queues[21 + rng.randrange(leaves)].name, rng.choice(shapes), rng.randrange(86_400),
-            template=f"u{n % 300}/t{n % 7}", limit_s=rng.choice((0, 3600, 86_400)),
+            f"job-{n:06}",
+            queues[21 + rng.randrange(leaves)].name,
+            rng.choice(shapes),
+            rng.randrange(86_400),
+            template=f"u{n % 300}/t{n % 7}",
+            limit_s=rng.choice((0, 3600, 86_400)),
         )
         for n in range(jobs)
-    )  # fmt: skip
-    return Snapshot(90_000, machines(nodes, 8), tuple(queues), waiting)
+    )
+    return SchedulerSnapshot(90_000, make_nodes(nodes, 8), tuple(queues), waiting)
 
 
-def _shape(number: int) -> Shape:
+def _shape(number: int) -> JobShape:
     gpus, cpus = (1, 1, 1, 2, 4, 8)[number % 6], 1000 * (1 + number % 11)
-    ask = Ask((("cpu", cpus), ("memory", 1024 * (1 + number % 5))), gpus=gpus)
-    return Shape((Role("worker", ask, (1, 1, 1, 2, 4)[number % 5]),), band=2 if number % 9 else 3)
+    ask = SlotRequest((("cpu", cpus), ("memory", 1024 * (1 + number % 5))), gpus=gpus)
+    return JobShape((Role("worker", ask, (1, 1, 1, 2, 4)[number % 5]),), band=2 if number % 9 else 3)
 
 
 # how well it decides
@@ -167,24 +174,26 @@ def place() -> None:
 def simulate() -> None:
     """Completion times on the Muri traces, and 82,247 jobs on 10,000 nodes."""
     for name, policy, published in (
-        ("trace1", "srtf", 1_370_603), ("trace1", "srsf", 980_141),
-        ("trace3", "srtf", 193_082), ("trace3", "srsf", 185_022),
-    ):  # fmt: skip
-        jct = replan(read_muri(TRACES / "muri" / f"{name}.csv"), policy).jct_mean
+        ("trace1", "srtf", 1_370_603),
+        ("trace1", "srsf", 980_141),
+        ("trace3", "srtf", 193_082),
+        ("trace3", "srsf", 185_022),
+    ):
+        jct = replan_trace(read_muri(TRACES / "muri" / f"{name}.csv"), policy).jct_mean
         bar(f"{name}_{policy}_off_percent", 100 * abs(jct / published - 1), 1.5, at_least=False, note=f"{jct:,.0f} s")
     for name, themis in (("trace1", 1_823_179), ("trace3", 397_059)):
-        ours = Engine(read_muri(TRACES / "muri" / f"{name}.csv")).run()
+        ours = ReplayEngine(read_muri(TRACES / "muri" / f"{name}.csv")).run()
         note = f"{ours.jct_mean:,.0f} s, {ours.evictions} evictions; Themis {themis:,} s"
         bar(f"{name}_of_themis", ours.jct_mean / themis, 1.0, at_least=False, note=note)
         if name == "trace3":
             bar("trace3_of_srsf", ours.jct_mean / 185_022, 1.25, at_least=False)
         trace = read_muri(TRACES / "muri" / f"{name}.csv")
-        blind = Engine(without_step_counts(trace)).run()
+        blind = ReplayEngine(without_step_counts(trace)).run()
         note = f"{blind.jct_mean:,.0f} s, {blind.evictions} evictions, no step counts declared"
         bar(f"{name}_undeclared_of_themis", blind.jct_mean / themis, 1.0, at_least=False, note=note)
-        tail = replan(trace, "srtf").jct_p99
+        tail = replan_trace(trace, "srtf").jct_p99
         bar(f"{name}_undeclared_p99_of_srtf", blind.jct_p99 / tail, 1.1, at_least=False, note=f"{blind.jct_p99:,.0f} s")
-    engine, began = Engine(months(82_247 * NODES // 10_000, NODES)), time.perf_counter()
+    engine, began = ReplayEngine(months(82_247 * NODES // 10_000, NODES)), time.perf_counter()
     outcome = engine.run()
     took = time.perf_counter() - began
     bar("simulate_82k_s", took, 60, at_least=False, note=f"{engine.cycles:,} cycles, used {outcome.used:.0%}")
@@ -201,11 +210,16 @@ def months(jobs: int, nodes: int) -> Any:
         seconds = min(30 * 86_400, rng.lognormvariate(7.5, 2.2)) + 10
         user = rng.randrange(319)
         job = Job(
-            f"job-{number:06}", f"root/vc{user % 14}", Shape(slots(gpus, 8)), int(day * 86_400 + hour * 3600),
-            template=f"u{user}/t{rng.randrange(8)}", resumes=True, restart_s=30,
-        )  # fmt: skip
-        loads.append(Load(job, seconds))
-    return replayed(machines(nodes, 8), queues, loads)
+            f"job-{number:06}",
+            f"root/vc{user % 14}",
+            JobShape(split_into_slots(gpus, 8)),
+            int(day * 86_400 + hour * 3600),
+            template=f"u{user}/t{rng.randrange(8)}",
+            resumes=True,
+            restart_s=30,
+        )
+        loads.append(TraceJob(job, seconds))
+    return build_trace(make_nodes(nodes, 8), queues, loads)
 
 
 # what a job costs

@@ -75,11 +75,11 @@ def ours_profile(folder: str) -> None:
     import pyarrow.dataset
     import pyarrow.parquet  # noqa: F401
 
-    from falaj.drift.profile import to_json
-    from falaj.drift.table import profile_table
+    from falaj.drift.profiles import encode_profile
+    from falaj.drift.table_comparison import profile_table
 
     def work() -> bytes:
-        return to_json(profile_table(Path(folder) / "reference.parquet"))
+        return encode_profile(profile_table(Path(folder) / "reference.parquet"))
 
     def then(made: bytes) -> dict[str, Any]:
         (Path(folder) / "profile.json").write_bytes(made)
@@ -94,8 +94,8 @@ def ours_report(folder: str, whole: str = "") -> None:
     import pyarrow.dataset
     import pyarrow.parquet  # noqa: F401
 
-    from falaj.drift.profile import read_profile
-    from falaj.drift.table import compare_tables
+    from falaj.drift.profiles import read_profile
+    from falaj.drift.table_comparison import compare_tables
 
     at = Path(folder)
 
@@ -132,10 +132,10 @@ def numpy_pass(folder: str) -> None:
     import pyarrow.dataset
     import pyarrow.parquet  # noqa: F401
 
-    from falaj.drift.table import pieces
+    from falaj.drift.table_comparison import iterate_pieces
 
     def work() -> float:
-        found = pieces(Path(folder) / "current.parquet")
+        found = iterate_pieces(Path(folder) / "current.parquet")
         return sum(float(one.sum()) for piece in found for one in piece.values() if one.dtype.kind == "f")
 
     told(work)
@@ -146,24 +146,24 @@ def ours_ks(folder: str, whole: str = "") -> None:
     import numpy as np
     import numpy.random
 
-    from falaj.drift.compare import compare
-    from falaj.drift.profile import profile_of
-    from falaj.drift.records import Rules
-    from falaj.drift.tally import Tally
+    from falaj.drift.drift_tests import compare_tally
+    from falaj.drift.profiles import build_profile
+    from falaj.drift.records import DriftRules
+    from falaj.drift.tally import DataTally
 
     then, now = (np.load(Path(folder) / f"{name}.npy") for name in ("reference", "current"))
     names = [f"f{at:02d}" for at in range(COLUMNS)]
 
     def cut() -> Any:
-        return profile_of({name: then[:, at] for at, name in enumerate(names)})
+        return build_profile({name: then[:, at] for at, name in enumerate(names)})
 
     stored = None if whole else cut()
 
     def work() -> Any:
         profile = stored or cut()
-        tally = Tally(profile, keep=0, seed=0)
+        tally = DataTally(profile, max_sample_rows=0, seed=0)
         tally.add({name: now[:, at] for at, name in enumerate(names)})
-        return compare(profile, tally, Rules())
+        return compare_tally(profile, tally, DriftRules())
 
     told(work, _drifted)
 
@@ -227,11 +227,11 @@ def ours_estimate(folder: str) -> None:
     import numpy.random
     import pyarrow.parquet as pq
 
-    from falaj.drift.estimate import Foresight, calibrate
-    from falaj.drift.performance import measure
-    from falaj.drift.profile import profile_of
-    from falaj.drift.records import BINARY, Rules
-    from falaj.drift.tally import Tally
+    from falaj.drift.performance import measure_quality
+    from falaj.drift.performance_estimate import PerformanceEstimator, calibrate_quality
+    from falaj.drift.profiles import build_profile
+    from falaj.drift.records import TASK_BINARY, DriftRules
+    from falaj.drift.tally import DataTally
 
     threshold = [0.5]
 
@@ -244,19 +244,19 @@ def ours_estimate(folder: str) -> None:
         score, said, true = columns("then", "y_pred_proba", "y_pred", "repaid")
         (now,) = columns("now", "y_pred_proba")
         threshold[0] = float(score[said == 1].min())
-        quality = calibrate(BINARY, true, score, threshold=threshold[0])
-        profile, found = profile_of({}, predictions={"score": score}, quality=quality), []
-        tally, foresight = Tally(profile, keep=0, seed=0), Foresight(profile)
+        quality = calibrate_quality(TASK_BINARY, true, score, threshold=threshold[0])
+        profile, found = build_profile({}, predictions={"score": score}, quality=quality), []
+        tally, foresight = DataTally(profile, max_sample_rows=0, seed=0), PerformanceEstimator(profile)
         for first in range(0, len(now), CHUNK):
             tally = tally.anew()
             tally.add({"score": now[first : first + CHUNK]})
-            found.append(foresight.findings(tally, Rules()))
+            found.append(foresight.findings(tally, DriftRules()))
         return found
 
     def then(found: Any) -> dict[str, Any]:
         (now,), (truth,) = columns("now", "y_pred_proba"), columns("truth", "repaid")
         parts = [slice(first, first + CHUNK) for first in range(0, len(now), CHUNK)]
-        real = [measure(BINARY, truth[part], now[part], threshold=threshold[0]).metrics for part in parts]
+        real = [measure_quality(TASK_BINARY, truth[part], now[part], threshold=threshold[0]).metrics for part in parts]
         each = [{one.measure: one for one in window} for window in found]
         return {
             "estimates": {name: [window[name].value for window in each] for name in METRICS},
@@ -278,18 +278,18 @@ def ours_independent(folder: str) -> None:
     import numpy as np
     import numpy.random
 
-    from falaj.drift.compare import compare
-    from falaj.drift.profile import profile_of
-    from falaj.drift.records import Rules
-    from falaj.drift.tally import Tally
+    from falaj.drift.drift_tests import compare_tally
+    from falaj.drift.profiles import build_profile
+    from falaj.drift.records import DriftRules
+    from falaj.drift.tally import DataTally
 
     del folder
     sides = []
     for rows in (1_000_000, 10_000):
         draw = np.random.default_rng(rows)
         columns = {f"f{at}": draw.standard_normal(rows, np.float32) for at in range(50)}
-        profile = profile_of(columns)
-        tally = Tally(profile, keep=0, seed=0)
+        profile = build_profile(columns)
+        tally = DataTally(profile, max_sample_rows=0, seed=0)
         tally.add(columns)
         sides.append((profile, tally))
         del columns
@@ -298,7 +298,7 @@ def ours_independent(folder: str) -> None:
         for side, (profile, tally) in enumerate(sides):
             began = time.process_time()
             for _ in range(3):
-                compare(profile, tally, Rules())
+                compare_tally(profile, tally, DriftRules())
             took[side].append((time.process_time() - began) / 3)
     many, few = (statistics.median(one) for one in took)
     told(lambda: None, lambda _: {"many_s": many, "few_s": few})

@@ -19,14 +19,14 @@ from pathlib import Path
 from bars import bar, told
 from scratch import ahead, folder
 
-from falaj.api.server import make_server
-from falaj.backends.agent import AgentExecutor
+from falaj.api.http_server import create_http_server
+from falaj.backends.agent_zone import AgentExecutor
 from falaj.backends.process import ProcessExecutor
-from falaj.core.execute import OVER, Attempt, Executor, Slot
-from falaj.core.relay import relay_of
-from falaj.platform import House, Platform, load_settings
-from falaj.worker.bundle import launcher
-from falaj.worker.context import document
+from falaj.core.agent_relay import get_relay
+from falaj.core.executor import FINISHED_PHASES, Attempt, Executor, Slot
+from falaj.server import LocalClient, Server, load_settings
+from falaj.worker.attempt_context import build_document
+from falaj.worker.launcher_archive import get_launcher_archive
 
 ROUNDS = int(os.environ.get("ROUNDS", "40"))
 WARM = 5
@@ -56,10 +56,10 @@ def agent() -> None:
 @contextlib.contextmanager
 def _joined(home: Path) -> Iterator[None]:
     """A platform on loopback, and an agent that joined it."""
-    house = House(load_settings(str(home / "house"), {"zone": "ae-dubai", "drain_s": 0.0}))
-    admin = Platform(house, house.authenticate(str(house.bootstrap())))
+    house = Server(load_settings(str(home / "house"), {"zone": "ae-dubai", "drain_s": 0.0}))
+    admin = LocalClient(house, house.authenticate(str(house.bootstrap())))
     admin.zones.add(ZONE, "AE-DU", "AE", regimes=("AE-PDPL",), max_class=3, store=f"agent:{ZONE}")
-    server, renew = make_server(house, listen="127.0.0.1:0", own_ca=True)
+    server, renew = create_http_server(house, listen="127.0.0.1:0", own_ca=True)
     thread = threading.Thread(target=server.go, kwargs={"renew": renew}, daemon=True)
     thread.start()
     words = ["agent", "--join", server.url, "--ca", str(home / "house/tls/ca.pem"), "--zone", ZONE, "--door", "0"]
@@ -69,7 +69,7 @@ def _joined(home: Path) -> Iterator[None]:
         joined = subprocess.Popen([sys.executable, "-m", "falaj", *words], env=env, stdout=log, stderr=log)
     try:
         end = time.monotonic() + 60
-        while not relay_of(ZONE).connected:
+        while not get_relay(ZONE).connected:
             if time.monotonic() > end or joined.poll() is not None:
                 raise SystemExit(f"the agent did not join: {(home / 'agent.log').read_text()[-2000:]}")
             time.sleep(0.05)
@@ -84,12 +84,12 @@ def _joined(home: Path) -> Iterator[None]:
 
 def _launch(executor: Executor, root: Path, name: str) -> float:
     command = ("/bin/sh", "-c", "date +%s.%N")
-    made = Attempt(name, "job:bench/j", "bank", "bench", (Slot(0, "node-1"),), command, launcher=launcher())
+    made = Attempt(name, "job:bench/j", "bank", "bench", (Slot(0, "node-1"),), command, launcher=get_launcher_archive())
     made = replace(made, folder=str(root / name), secret_env={"FALAJ_TOKEN": "a.e30.b"})
-    made = replace(made, context=document(made, telemetry_s=60, code="", outbox=str(root / name / "outbox")))
+    made = replace(made, context=build_document(made, telemetry_s=60, code="", outbox=str(root / name / "outbox")))
     began = time.time()
     executor.launch(made)
-    while executor.poll([name])[0].phase not in OVER:
+    while executor.poll([name])[0].phase not in FINISHED_PHASES:
         time.sleep(0.01)
     lines = executor.logs(name, 0).lines
     if not lines or not re.fullmatch(r"\d+\.\d+", lines[0]):

@@ -30,12 +30,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from bars import bar, told  # noqa: E402
 from scratch import ahead, folder  # noqa: E402
 
-from falaj.asof.sealed import new_keys, pack_keys, unpack_keys  # noqa: E402
-from falaj.backends.dir import DirBlobs  # noqa: E402
+from falaj.asof.person_sealing import decode_person_keys, encode_person_keys, generate_person_keys  # noqa: E402
+from falaj.backends.folder_objects import FolderObjectStore  # noqa: E402
 from falaj.core.ref import Ref  # noqa: E402
-from falaj.features.persons import part_of, parted  # noqa: E402
-from falaj.serve.blocks import Blocks, Whose  # noqa: E402
-from falaj.serve.journal import PREFIX, Logged  # noqa: E402
+from falaj.features.person_keys import compute_file_number, split_into_files  # noqa: E402
+from falaj.serve.request_journal import SERIES_PREFIX, JournalRow  # noqa: E402
+from falaj.serve.sealed_blocks import RowOwner, SealedBlocks  # noqa: E402
 from tests.infer import models  # noqa: E402
 from tests.privacy.erasures import erase_approved  # noqa: E402
 from tests.serve.ground import logged  # noqa: E402
@@ -89,7 +89,7 @@ class Ground:
         mona = self.town.as_("mona")
         made = mona.catalog.publish("model:fraud/mlp", str(models.mlp(self.home / "mlp")), label=LABEL)
         mona.serve.add(SCORE, made.ref)
-        journal, whose, began = self.town.house.desks["serve"].journal, Whose("bank", SCORE, "ae-dubai"), time.time()
+        journal, whose, began = self.town.house.desks["serve"].journal, RowOwner("bank", SCORE, "ae-dubai"), time.time()
         for first in range(0, self.people, 5000):
             last = min(self.people, first + 5000)
             lines = [logged(began - 3600 + n / self.people, f"q{n}", name(n)) for n in range(first, last)]
@@ -118,12 +118,14 @@ class Bare:
 
     def __init__(self, ground: Ground) -> None:
         self.ground, self.house = ground, ground.town.house
-        self.blobs, self.cipher = DirBlobs(f"dir:{ground.home}/bare", {}), AESGCM(AESGCM.generate_key(256))
+        self.blobs, self.cipher = FolderObjectStore(f"dir:{ground.home}/bare", {}), AESGCM(AESGCM.generate_key(256))
         people, home = ground.people, ground.home
-        parts = parted(new_keys([hashlib.sha256(name(n).encode()).digest()[:16] for n in range(people)]))
+        parts = split_into_files(
+            generate_person_keys([hashlib.sha256(name(n).encode()).digest()[:16] for n in range(people)])
+        )
         self.num_parts = len(parts)
         for number, keys in enumerate(parts.values()):
-            self.blobs.put(f"keys-{number}-", [*self._sealed(pack_keys(keys))])
+            self.blobs.put(f"keys-{number}-", [*self._sealed(encode_person_keys(keys))])
         held = people // 2 // 50_000 * 50_000
         self.files = {"spends": home / "spends.parquet", "accounts": home / f"accounts/part-{held:09d}.parquet"}
         for each, path in self.files.items():
@@ -137,14 +139,17 @@ class Bare:
         for zone in ("ae-dubai", "eu-west"):
             self.house.keyring.subject_forget(ctx, zone, f"bare {who}")
         self.house.online().delete("bare", [who.encode()])
-        self._again(f"keys-{part_of(mark, self.num_parts)}-", lambda data: pack_keys(unpack_keys(data).without([mark])))
+        self._again(
+            f"keys-{compute_file_number(mark, self.num_parts)}-",
+            lambda data: encode_person_keys(decode_person_keys(data).without([mark])),
+        )
         for each in self.files:
             self._again(each, lambda data: _less(data, who))
-        blocks = Blocks(PREFIX, Logged, self.house.desks["serve"].series, self.house.ledger)
+        blocks = SealedBlocks(SERIES_PREFIX, JournalRow, self.house.desks["serve"].series, self.house.ledger)
         block = next(one for one in blocks.blocks("bank", SCORE) if blocks.may_name(one, [who]))
         left = [row for row in blocks.rows(block) if row.key != who]
         made = blocks.sealed(
-            Whose("bank", SCORE, block.zone), left, (left[0].at, left[-1].at), names=[r.key for r in left]
+            RowOwner("bank", SCORE, block.zone), left, (left[0].at, left[-1].at), names=[r.key for r in left]
         )
         blocks.swap("bank", SCORE, [block.id], [made])
 

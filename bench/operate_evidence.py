@@ -26,11 +26,11 @@ from bars import bar, told  # noqa: E402
 from scratch import folder  # noqa: E402
 
 from falaj.audit.service import verify_pack  # noqa: E402
-from falaj.core.context import Decision  # noqa: E402
-from falaj.core.frontier import Frontier  # noqa: E402
+from falaj.core.context import PolicyDecision  # noqa: E402
+from falaj.core.merkle_frontier import MerkleFrontier  # noqa: E402
 from falaj.core.ports import EventRow  # noqa: E402
 from falaj.core.ref import Ref  # noqa: E402
-from falaj.store.envelope import event_aad  # noqa: E402
+from falaj.store.envelope import build_event_aad  # noqa: E402
 from tests.town import Town  # noqa: E402
 
 SIZES = tuple(int(one) for one in os.environ.get("SIZES", "100000,300000,1000000").split(","))
@@ -73,7 +73,7 @@ def fill(town: Town, start: int, stop: int) -> None:
     for first in range(start, stop, EACH):
         actor = people[first // EACH % len(people)]
         facts = f'{{"action":"{VERBS[0]}","cell":["dataset","fraud","ae-dubai",1,["AE-PDPL"],[],0],"placed":true}}'
-        decision = Decision(True, ("role-data-scientist-see",), "ab" * 16, facts=facts)
+        decision = PolicyDecision(True, ("role-data-scientist-see",), "ab" * 16, facts=facts)
         ctx = replace(house.context(actor, purpose="fraud"), decision=decision, now=lambda: began)
         with house.ledger.write(ctx) as tx:
             for n in range(first, min(stop, first + EACH)):
@@ -91,8 +91,8 @@ def settle(town: Town) -> None:
 def hashing(town: Town, home: Path) -> bytes:
     """Every sealed byte of the bank's log, opened and hashed into the tree; gives its root."""
     house = town.house
-    unpack, cipher, tree = msgspec.msgpack.Decoder(list[EventRow]).decode, house.ledger.cipher, Frontier()
-    aad = event_aad("bank", "ae-dubai")
+    unpack, cipher, tree = msgspec.msgpack.Decoder(list[EventRow]).decode, house.ledger.cipher, MerkleFrontier()
+    aad = build_event_aad("bank", "ae-dubai")
     with contextlib.closing(sqlite3.connect(home / "house/ledger.db")) as db:
         query = "SELECT body FROM events WHERE tenant = 'bank' AND zone = 'ae-dubai' ORDER BY n"
         for (body,) in db.execute(query):

@@ -17,11 +17,11 @@ from pathlib import Path
 from bars import bar, told
 from scratch import folder
 
-from falaj.cli.restore import revive
-from falaj.core.context import Actor, Context
+from falaj.cli.restore import restore_from_target
+from falaj.core.byte_stream import ByteStream
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
-from falaj.core.stream import Stream
-from falaj.platform import House, Platform, load_settings
+from falaj.server import LocalClient, Server, load_settings
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 EVENTS = int(os.environ.get("EVENTS", "300000"))
@@ -54,10 +54,10 @@ def restore() -> None:
 
 
 def _house(home: Path, shelf: str) -> None:
-    house = House(load_settings(str(home), {"backup.to": shelf, "sandbox": "off"}))
-    noise, here = random.Random(7), Platform(house, house.owner())
+    house = Server(load_settings(str(home), {"backup.to": shelf, "sandbox": "off"}))
+    noise, here = random.Random(7), LocalClient(house, house.owner())
     for number in range(0, BYTES, PIECE):
-        here.store.put(f"blob:bench/b{number}", Stream(noise.randbytes(1 << 20) for _ in range(PIECE >> 20)))
+        here.store.put(f"blob:bench/b{number}", ByteStream(noise.randbytes(1 << 20) for _ in range(PIECE >> 20)))
     for start in range(0, EVENTS // EACH, 500):
         with house.ledger.group():
             for number in range(start, min(start + 500, EVENTS // EACH)):
@@ -68,8 +68,8 @@ def _house(home: Path, shelf: str) -> None:
     house.close()
 
 
-def _write(house: House, number: int) -> None:
-    ctx = Context(Actor("bench", f"team-{number % 4}"), house.settings.zone)
+def _write(house: Server, number: int) -> None:
+    ctx = CallContext(Actor("bench", f"team-{number % 4}"), house.settings.zone)
     with house.ledger.write(ctx) as tx:
         body = {"rows": number, "columns": ["day", "amount", "place"], "told": "of what was seen that day"}
         made = tx.put(Ref("thing", "bench", f"n{number}"), body, terms={"live": "yes"})
@@ -81,7 +81,7 @@ def _write(house: House, number: int) -> None:
 def _revive(home: Path, again: Path) -> None:
     again.mkdir(mode=0o700)
     shutil.copytree(home / "house/keys", again / "keys")
-    revive(load_settings(str(again), {"sandbox": "off"}), f"dir:{home}/shelf")
+    restore_from_target(load_settings(str(again), {"sandbox": "off"}), f"dir:{home}/shelf")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -15,9 +15,9 @@ from bars import bar, told
 from scratch import ahead, folder
 
 from falaj.backends.process import ProcessExecutor
-from falaj.core.execute import OVER, Attempt, Slot
-from falaj.worker.bundle import launcher
-from falaj.worker.context import document
+from falaj.core.executor import FINISHED_PHASES, Attempt, Slot
+from falaj.worker.attempt_context import build_document
+from falaj.worker.launcher_archive import get_launcher_archive
 
 ROUNDS = int(os.environ.get("ROUNDS", "30"))
 SPACES = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--mount-proc"]
@@ -49,14 +49,16 @@ def _executor(home: Path, kind: str) -> ProcessExecutor:
 
 def _launch(executor: ProcessExecutor, root: Path, name: str) -> float:
     command = ("/bin/sh", "-c", "date +%s.%N")
-    made = Attempt(name, "job:bench/j", "bank", "bench", (Slot(0, "node-1"),), command, launcher=launcher())
+    made = Attempt(name, "job:bench/j", "bank", "bench", (Slot(0, "node-1"),), command, launcher=get_launcher_archive())
     code = root / name / "code"
     code.mkdir(parents=True, mode=0o700)
     made = replace(made, folder=str(root / name))
-    made = replace(made, context=document(made, telemetry_s=60, code=str(code), outbox=str(root / name / "outbox")))
+    made = replace(
+        made, context=build_document(made, telemetry_s=60, code=str(code), outbox=str(root / name / "outbox"))
+    )
     began = time.time()
     executor.launch(made)
-    while executor.poll([name])[0].phase not in OVER:
+    while executor.poll([name])[0].phase not in FINISHED_PHASES:
         time.sleep(0.002)
     return float(executor.logs(name, 0).lines[0]) - began
 

@@ -23,10 +23,10 @@ from bars import bar, told  # noqa: E402
 from optimize_models import Digits, Encoder  # noqa: E402
 from scratch import folder  # noqa: E402
 
-from falaj.core.sheet import Sheet, TensorSpec, to_json  # noqa: E402
-from falaj.optimize.learn import Lesson, learn  # noqa: E402
-from falaj.optimize.rows import Rows  # noqa: E402
-from falaj.train.weights import write  # noqa: E402
+from falaj.core.model_manifest import ModelManifest, TensorSpec, encode_manifest  # noqa: E402
+from falaj.optimize.dataset_rows import DatasetRows  # noqa: E402
+from falaj.optimize.module_training import LearningPlan, train_module  # noqa: E402
+from falaj.train.weights import write_weights  # noqa: E402
 
 Rates = dict[str, dict[str, Any]]
 
@@ -41,8 +41,8 @@ def cnn() -> None:
     order = np.random.default_rng(0).permutation(len(images))
     held, learnt = order[:360], order[360:]
     torch.manual_seed(0)
-    rows = Rows((images[learnt],), labels[learnt].astype(np.int64))
-    module = learn(Digits(), rows, Lesson(epochs=20, rate=2e-3, seed=0))
+    rows = DatasetRows((images[learnt],), labels[learnt].astype(np.int64))
+    module = train_module(Digits(), rows, LearningPlan(epochs=20, rate=2e-3, seed=0))
     with folder() as place:
         _saved(place, module, "optimize_models:Digits", TensorSpec("image", "FP32", (-1, 1, 8, 8)))
         for name, which in (("data", learnt), ("evaluate", held)):
@@ -63,8 +63,8 @@ def encoder() -> None:
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, 1024, (2048, 32))
     counts = np.stack([(tokens % 8 == one).sum(1) for one in range(8)], axis=1)
-    rows = Rows((tokens,), counts.argmax(1).astype(np.int64))
-    module = learn(Encoder(), rows, Lesson(epochs=2, rate=1e-3, seed=0))
+    rows = DatasetRows((tokens,), counts.argmax(1).astype(np.int64))
+    module = train_module(Encoder(), rows, LearningPlan(epochs=2, rate=1e-3, seed=0))
     with folder() as place:
         _saved(place, module, "optimize_models:Encoder", TensorSpec("tokens", "INT64", (-1, 32)))
         np.savez(place / "data.npz", tokens=tokens[:512])
@@ -84,8 +84,10 @@ def main() -> None:
 
 def _saved(place: Path, module: Any, code: str, spec: TensorSpec) -> None:
     (place / "model").mkdir()
-    write(module, place / "model" / "model.safetensors")
-    (place / "model" / "falaj.json").write_bytes(to_json(Sheet(runtime="torch", code=code, inputs=(spec,))))
+    write_weights(module, place / "model" / "model.safetensors")
+    (place / "model" / "falaj.json").write_bytes(
+        encode_manifest(ModelManifest(runtime="torch", code=code, inputs=(spec,)))
+    )
 
 
 def _optimised(place: Path, more: dict[str, Any]) -> Rates:

@@ -27,12 +27,12 @@ import torch  # noqa: E402
 from torch import _dynamo as dynamo  # noqa: E402
 
 from falaj.core.errors import FalajError  # noqa: E402
-from falaj.core.sheet import Sheet, TensorSpec  # noqa: E402
-from falaj.infer.engine import Engine  # noqa: E402
-from falaj.infer.records import Config, ModelConfig, Runtime  # noqa: E402
-from falaj.infer.runtimes import load  # noqa: E402
-from falaj.infer.runtimes.code import imported  # noqa: E402
-from falaj.oip.tensors import Answer, Ask, Given  # noqa: E402
+from falaj.core.model_manifest import ModelManifest, TensorSpec  # noqa: E402
+from falaj.infer.engine import InferenceEngine  # noqa: E402
+from falaj.infer.records import ModelConfig, ModelRuntime, ServerConfig  # noqa: E402
+from falaj.infer.runtimes import load_runtime  # noqa: E402
+from falaj.infer.runtimes.model_code import import_callable  # noqa: E402
+from falaj.oip.tensors import InferenceRequest, InferenceResponse, InputTensor  # noqa: E402
 
 CPU = "--cpu" in sys.argv
 DEVICE = "cpu" if CPU else "cuda"
@@ -116,13 +116,13 @@ async def measure(name: str, began: float) -> float:
             f"(found at {at - began:.0f} s)",
             flush=True,
         )
-        seen: list[Runtime] = []
+        seen: list[ModelRuntime] = []
 
-        def watched(config: ModelConfig) -> Runtime:
-            seen.append(load(config))
+        def watched(config: ModelConfig) -> ModelRuntime:
+            seen.append(load_runtime(config))
             return seen[0]
 
-        engine = Engine(Config(), watched)
+        engine = InferenceEngine(ServerConfig(), watched)
         await engine.placed(config)
     ways = getattr(seen[0], "chosen", {})
     print(f"  loaded and warm in {time.time() - at:.1f} s; ladder {ways or 'none'}", flush=True)
@@ -137,7 +137,7 @@ async def measure(name: str, began: float) -> float:
     return ratio
 
 
-async def rounds(engine: Engine, how: dict[str, Any], full: int, raw: Callable[[], float], best: int) -> float:
+async def rounds(engine: InferenceEngine, how: dict[str, Any], full: int, raw: Callable[[], float], best: int) -> float:
     """Served and raw in turns, 256 at once with enough rows between them for three batches."""
     await cell(engine, how, 256, full, 2 * WARM_S)
     served, bare = [], []
@@ -168,10 +168,13 @@ def prepared(folder: Path, how: dict[str, Any]) -> tuple[Any, ModelConfig]:
     parameters = {key: str(value) for key, value in how.items()}
     torch.manual_seed(5)
     module = (
-        imported("encoder:Encoder", str(code))(parameters).to(getattr(torch, how["dtype"])).eval().requires_grad_(False)
+        import_callable("encoder:Encoder", str(code))(parameters)
+        .to(getattr(torch, how["dtype"]))
+        .eval()
+        .requires_grad_(False)
     )
     write(module, weights / "model.safetensors")
-    sheet = Sheet(
+    sheet = ModelManifest(
         runtime="torch",
         code="encoder:Encoder",
         inputs=(TensorSpec("tokens", "INT64", (-1, TOKENS)),),
@@ -244,17 +247,19 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-async def cell(engine: Engine, how: dict[str, Any], concurrency: int, rows: int, seconds: float) -> tuple[float, float]:
+async def cell(
+    engine: InferenceEngine, how: dict[str, Any], concurrency: int, rows: int, seconds: float
+) -> tuple[float, float]:
     """Closed loops, each asking again when it was answered: rows a second, and rows of a mean batch."""
     ended = asyncio.get_running_loop().create_future()
     tokens = np.random.default_rng(1).integers(0, how["words"], (rows, TOKENS), np.int64).tobytes()
-    given = (Given("tokens", "INT64", (rows, TOKENS), tokens),)
+    given = (InputTensor("tokens", "INT64", (rows, TOKENS), tokens),)
     until = time.perf_counter() + seconds
     done = flying = 0
     before = counts(engine)
     began = time.perf_counter()
 
-    def answered(answer: Answer | FalajError) -> None:
+    def answered(answer: InferenceResponse | FalajError) -> None:
         nonlocal done, flying
         flying -= 1
         if isinstance(answer, FalajError):
@@ -270,7 +275,7 @@ async def cell(engine: Engine, how: dict[str, Any], concurrency: int, rows: int,
     def ask() -> None:
         nonlocal flying
         flying += 1
-        engine.submit(Ask("encoder", "1", given), answered)
+        engine.submit(InferenceRequest("encoder", "1", given), answered)
 
     for _ in range(concurrency):
         ask()
@@ -280,19 +285,20 @@ async def cell(engine: Engine, how: dict[str, Any], concurrency: int, rows: int,
     return done * rows / took, ran / max(1, runs)
 
 
-def counts(engine: Engine) -> tuple[int, int]:
+def counts(engine: InferenceEngine) -> tuple[int, int]:
     """Rows that were run, and runs."""
     found = engine.statistics("encoder")["model_stats"][0]
     return int(found["inference_count"]), int(found["execution_count"])
 
 
-async def agree(engine: Engine, module: Any, how: dict[str, Any]) -> None:
+async def agree(engine: InferenceEngine, module: Any, how: dict[str, Any]) -> None:
     """What is served is what the module says, for odd sizes too."""
     for rows in (1, 3, 50):
         tokens = np.random.default_rng(rows).integers(0, how["words"], (rows, TOKENS), np.int64)
         answer = asyncio.get_running_loop().create_future()
         engine.submit(
-            Ask("encoder", "1", (Given("tokens", "INT64", tokens.shape, tokens.tobytes()),)), answer.set_result
+            InferenceRequest("encoder", "1", (InputTensor("tokens", "INT64", tokens.shape, tokens.tobytes()),)),
+            answer.set_result,
         )
         found = await answer
         if isinstance(found, FalajError):

@@ -22,7 +22,7 @@ from bars import bar, told
 from scratch import folder
 
 import falaj
-from falaj.jobs.records import OVER
+from falaj.jobs.records import ENDED_STATES
 from falaj.track.records import Metric
 from tests.infer.models import mlp
 from tests.jobs.lab import until
@@ -114,7 +114,7 @@ def _acts(here: Any, data: Path) -> Iterator[tuple[str, float, Callable[[int], A
         script = data / "nothing.py"
         script.write_text("print('done')\n")
         made = here.jobs.submit(str(script), name=f"j{number}", project="bench", cpus=0.1, memory="32MiB")
-        until(lambda: here.jobs.show(made.ref), lambda one: one.state in OVER)
+        until(lambda: here.jobs.show(made.ref), lambda one: one.state in ENDED_STATES)
 
     yield "job", 150, job
     yield "blob", 20, lambda number: here.store.put(f"blob:bench/b{number}", f"{number}".encode())

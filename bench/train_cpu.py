@@ -60,10 +60,10 @@ def pairs(x: Any, y: Any) -> dict[str, tuple[Work, Work]]:
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
-    from falaj.train.boosters import Boosting, boost
-    from falaj.train.estimators import Rows, cores, fit_estimator
+    from falaj.train.boosters import Boosting, train_booster
+    from falaj.train.estimators import EstimatorRows, count_cores, fit_estimator
 
-    rows, number = Rows(x, y), cores()
+    rows, number = EstimatorRows(x, y), count_cores()
 
     def light(to: Path) -> None:
         params = {**LIGHT, "num_threads": number, "verbosity": -1}
@@ -75,7 +75,7 @@ def pairs(x: Any, y: Any) -> dict[str, tuple[Work, Work]]:
 
     def boosted(library: str, params: dict[str, Any]) -> Work:
         # A checkpoint as often as users have it: between chunks, at most every ten seconds.
-        return lambda to: boost(Boosting(library, params, rounds=BOOSTED), rows, folder=to)
+        return lambda to: train_booster(Boosting(library, params, rounds=BOOSTED), rows, folder=to)
 
     def fitted(make: Callable[[], Any]) -> tuple[Work, Work]:
         def ours(to: Path) -> object:
@@ -125,9 +125,9 @@ TORCH = """
 import os, sys, time
 import torch
 if sys.argv[1] == "ours":
-    from falaj.train.cpus import apply
+    from falaj.train.cpus import apply_threads
     from falaj.train.options import Options
-    apply(Options(), int(sys.argv[2]), int(sys.argv[3]))
+    apply_threads(Options(), int(sys.argv[2]), int(sys.argv[3]))
 print(torch.get_num_threads(), torch.get_num_interop_threads(), sorted(os.sched_getaffinity(0)), flush=True)
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 10))

@@ -265,17 +265,17 @@ def _begun(size: str, micro: int = 0, folder: str = "", **options: Any) -> tuple
     import torch
     from gpt import SIZES
 
-    from falaj.train import strict as strictness
-    from falaj.train.mesh import Mesh
+    from falaj.train import strict_gradients as strictness
+    from falaj.train.mesh import ProcessMesh
     from falaj.train.options import Options
     from falaj.train.run import Run
 
     context, usual = SIZES[size][3:]
     said = Options(**{"save_s": 0, **options}).said()
     if said.reproducible == "strict":
-        strictness.prepare(said)
+        strictness.prepare_strict(said)
     torch.manual_seed(3)
-    run = Run(said, Mesh.here(said), Path(folder) if folder else None)
+    run = Run(said, ProcessMesh.here(said), Path(folder) if folder else None)
     net = gpt_train.model(run, size)
     data = run.data(gpt_train.source(context), batch=micro or usual)
     wrapped = run.parallel(net)
@@ -298,7 +298,7 @@ def _median(marks: Sequence[Any]) -> float:
 
 
 def _learn(step: Any, wrapped: Any, net: Any) -> None:
-    from falaj.train.fused import linear_cross_entropy
+    from falaj.train.fused_loss import linear_cross_entropy
 
     for batch in step.micro():
         hidden = wrapped(batch["tokens"][:, :-1])
@@ -329,7 +329,7 @@ def c_turns(size: str) -> dict[str, float]:
     """Blocks of steps, ours and by hand in turns, on the same model, optimizer and kind of batches."""
     import torch
 
-    from falaj.train.fused import linear_cross_entropy
+    from falaj.train.fused_loss import linear_cross_entropy
 
     each, rounds = (20, 5) if size != "1.3B" else (8, 4)
     run, net, wrapped, opt, data, tokens = _begun(size)
@@ -485,7 +485,7 @@ def c_learn() -> dict[str, float]:
     from gpt import Gpt
 
     from falaj.feed.text import Tokens
-    from falaj.train.mesh import Mesh
+    from falaj.train.mesh import ProcessMesh
     from falaj.train.options import Options
     from falaj.train.run import Run
 
@@ -497,7 +497,7 @@ def c_learn() -> dict[str, float]:
     for at in range(1, len(words)):
         words[at] = nexts[words[at - 1], picks[at]]
     options = Options(save_s=0).said()
-    run = Run(options, Mesh.here(options))
+    run = Run(options, ProcessMesh.here(options))
     torch.manual_seed(0)
     with torch.device(run.device):
         net = Gpt(4, 1024, 8, 256, vocabulary=4096)
@@ -506,7 +506,7 @@ def c_learn() -> dict[str, float]:
     opt = run.adamw(wrapped, lr=6e-4)
     run.schedule(opt, "cosine", steps=400, warmup=40)
     late = []
-    from falaj.train.fused import linear_cross_entropy
+    from falaj.train.fused_loss import linear_cross_entropy
 
     for step in run.steps(400, data):
         for batch in step.micro():

@@ -82,9 +82,9 @@ OURS = (
     + """
 import torch
 torch.set_num_threads(1)
-from falaj.feed.feed import Feed
+from falaj.feed.batch_loader import BatchLoader
 from falaj.feed.sources import open_source
-feed = Feed(open_source(ROOT / sys.argv[3], window=int(sys.argv[4])), BATCH, seed=1)
+feed = BatchLoader(open_source(ROOT / sys.argv[3], window=int(sys.argv[4])), BATCH, seed=1)
 def read(size):
     return sum(len(given.batch["y"]) for given in feed.stream(0, size // BATCH))
 tell(read, len(feed.source) * int(sys.argv[5]))

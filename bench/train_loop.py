@@ -105,21 +105,21 @@ def falaj(*, own: bool = True) -> Iterator[float]:
     import torch
     from torch.nn import functional
 
-    from falaj.feed.feed import Feed, Given
-    from falaj.train.mesh import Mesh
+    from falaj.feed.batch_loader import BatchLoader, FetchedBatch
+    from falaj.train.mesh import ProcessMesh
     from falaj.train.options import Options
     from falaj.train.run import Run
 
     model, x, y = _parts()
     given = {"x": x, "y": y}
 
-    class Still(Feed):
+    class Still(BatchLoader):
         """The same batch again and again: what reading costs is another bench's business."""
 
-        def stream(self, first: int, last: int, rank: int = 0, world: int = 1) -> Iterator[Given]:
-            return (Given(step, 0, given) for step in range(first, last))
+        def stream(self, first_step: int, end_step: int, rank: int = 0, world: int = 1) -> Iterator[FetchedBatch]:
+            return (FetchedBatch(step, 0, given) for step in range(first_step, end_step))
 
-    run = Run(Options(), Mesh.here())
+    run = Run(Options(), ProcessMesh.here())
     model = run.parallel(model)
     plain = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     optimizer = run.adamw(model, lr=1e-4) if own else run.optimizer(plain)

@@ -28,7 +28,7 @@ import torch.distributed.checkpoint as dcp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from scratch import folder
 
-from falaj.state.checkpoints import Checkpoints
+from falaj.state.checkpoints import CheckpointStore
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 MEGABYTES = int(os.environ.get("MEGABYTES", "400"))
@@ -73,7 +73,7 @@ def on_cpu() -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
     _quiet()
     state = made(MEGABYTES * 10**6, "cpu")
     with folder() as place, group():
-        saves = Checkpoints(place / "falaj", keep=1)
+        saves = CheckpointStore(place / "falaj", keep=1)
         saves.warm(state)
         ways: dict[str, Save] = {
             "torch.save + fsync": lambda n: _plain(state, place / "plain.bin"),
@@ -98,7 +98,7 @@ def gpu(state_bytes: int = 15_600_000_000) -> dict[str, dict[str, float]]:
     _quiet()
     state = made(state_bytes, "cuda")
     with folder() as place, group("cpu:gloo,cuda:nccl"):
-        saves = Checkpoints(place / "falaj", keep=1)
+        saves = CheckpointStore(place / "falaj", keep=1)
         began = time.perf_counter()
         saves.warm(state)
         told = {"falaj: memory before the first step": {"host": (time.perf_counter() - began) * 1e3}}
@@ -109,14 +109,14 @@ def gpu(state_bytes: int = 15_600_000_000) -> dict[str, dict[str, float]]:
             shutil.rmtree(place / f"pinned{number}")
             for name, later in (("falaj", False), ("falaj, copied behind the next step", True)):
                 wanted = {name: tensor.clone() for name, tensor in state.items()} if number and later else {}
-                begin = partial(saves.save, 2 * number + later, state, {}, later=state.keys() if later else ())
+                begin = partial(saves.save, 2 * number + later, state, {}, late_names=state.keys() if later else ())
                 told[name] = _told(state, bare, begin, saves.fence, saves.settle)
         assert saves.problems() == []
         for tensor in state.values():
             tensor.zero_()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        fresh = Checkpoints(place / "falaj")  # which has to check the digests
+        fresh = CheckpointStore(place / "falaj")  # which has to check the digests
         assert fresh.restore(state) is not None
         torch.cuda.synchronize()
         told["falaj: load"] = {"host": (time.perf_counter() - began) * 1e3}
@@ -228,9 +228,9 @@ def _stager(*, pinned: bool) -> Any:
     return _STAGER[0]
 
 
-def _ours(saves: Checkpoints, step: int, state: State, *, later: bool = False) -> tuple[float, float]:
+def _ours(saves: CheckpointStore, step: int, state: State, *, later: bool = False) -> tuple[float, float]:
     began = time.perf_counter()
-    saves.save(step, state, {"step": step}, later=state.keys() if later else ())
+    saves.save(step, state, {"step": step}, late_names=state.keys() if later else ())
     stalled = time.perf_counter() - began
     if later:
         _step()
@@ -289,7 +289,7 @@ def _worked(state: State, save: Callable[[], Any], fence: Callable[[], Any]) -> 
     return blocked, time.perf_counter() - began
 
 
-def _loads(saves: Checkpoints, state: State, place: Path) -> dict[str, float]:
+def _loads(saves: CheckpointStore, state: State, place: Path) -> dict[str, float]:
     taken: dict[str, list[float]] = {"raw read": [], "digests": [], "falaj": [], "dcp.load": []}
     pieces = sorted((place / "falaj" / "pieces").iterdir())
     buffer = bytearray(64 << 20)
@@ -299,7 +299,7 @@ def _loads(saves: Checkpoints, state: State, place: Path) -> dict[str, float]:
             with path.open("rb", buffering=0) as file:
                 file.readinto(buffer)
         taken["raw read"].append(time.perf_counter() - began)
-        fresh = Checkpoints(place / "falaj", rank=1, world=2, attempt="reads")
+        fresh = CheckpointStore(place / "falaj", rank=1, world=2, attempt="reads")
         found = fresh.newest(verify=False)
         assert found is not None
         began = time.perf_counter()

@@ -13,26 +13,26 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from falaj.audit import pack
-from falaj.audit.seal import Log, Sealer, ShortReads
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
+from falaj.audit import evidence_pack
+from falaj.audit.log_sealing import LogSealer, SealedLog, ShortTransactionReads
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
 from falaj.core.event import Event
-from falaj.core.ports import EventRow, Key
+from falaj.core.ports import EventRow, RecordKey
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
-from falaj.store.records import Lines
+from falaj.store.records import LogLines
 from tests.audit.house import Signers
 
 COUNT = int(os.environ.get("FALAJ_BENCH_EVENTS", "1000000"))
 ROUNDS = 3
 
 
-def fill(store: SqliteStore, count: int) -> float:
+def fill(store: SqliteLedgerStore, count: int) -> float:
     """Append events as the ledger would, without the verbs around them."""
     start = time.perf_counter()
     ref = Ref("model", "fraud", "scorer", "v3")
-    key = Key("bank", "model", "fraud", "scorer", "v3")
+    key = RecordKey("bank", "model", "fraud", "scorer", "v3")
     # As the guard writes it: what was decided about, so that the decision can be replayed.
     facts = {
         "action": "catalog.publish",
@@ -59,7 +59,7 @@ def fill(store: SqliteStore, count: int) -> float:
     return time.perf_counter() - start
 
 
-def facts(ledger: Ledger, after: str, limit: int) -> Lines:
+def facts(ledger: Ledger, after: str, limit: int) -> LogLines:
     return ledger.lines(after, tenant="bank", zone="home", limit=min(limit, 5000))
 
 
@@ -75,7 +75,7 @@ def hashing(files: list[Path]) -> float:
 
 def verifying(folder: Path, *options: str) -> float:
     start = time.perf_counter()
-    command = [sys.executable, "-I", str(pack.VERIFIER), str(folder), "--quiet", *options]
+    command = [sys.executable, "-I", str(evidence_pack.VERIFIER_PATH), str(folder), "--quiet", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
@@ -94,18 +94,18 @@ def children() -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        store = SqliteStore(f"sqlite:{scratch}/ledger.db")
+        store = SqliteLedgerStore(f"sqlite:{scratch}/ledger.db")
         ledger, signers = Ledger(store), Signers()
-        sealer = Sealer(ledger, signers, "bench")
-        ctx = Context(Actor("sealer", "bank", "service"), zone="home", now=lambda: 1_770_000_000.0)
+        sealer = LogSealer(ledger, signers, "bench")
+        ctx = CallContext(Actor("sealer", "bank", "service"), zone="home", now=lambda: 1_770_000_000.0)
         filled = fill(store, COUNT)
         start = time.perf_counter()
         sealer.seal_all(ctx, "bank", "home")
         sealed = time.perf_counter() - start
-        log = Log(ShortReads(ledger, ctx), "bank", "home")
+        log = SealedLog(ShortTransactionReads(ledger, ctx), "bank", "home")
         start = time.perf_counter()
-        span, signer = pack.Span(0, log.head.number), signers.newest("bank", "home")[1]
-        entries = pack.files(log, span, partial(facts, ledger), signer, ())
+        span, signer = evidence_pack.CheckpointRange(0, log.head.number), signers.newest("bank", "home")[1]
+        entries = evidence_pack.generate_pack_files(log, span, partial(facts, ledger), signer, ())
         for name, data in entries:
             path = Path(scratch) / "pack" / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,14 +29,14 @@ from bars import bar, told  # noqa: E402
 from scratch import folder  # noqa: E402
 from serve_load import Shot, Target, burst, rss_mib, started  # noqa: E402
 
-from falaj.core.sheet import TensorSpec  # noqa: E402
-from falaj.drift.profile import profile_of, to_json  # noqa: E402
-from falaj.drift.records import FILE  # noqa: E402
-from falaj.infer.engine import Engine  # noqa: E402
-from falaj.infer.queue import Key, Waiting  # noqa: E402
-from falaj.infer.records import Config, Counting, ModelConfig  # noqa: E402
-from falaj.infer.watching import Watching  # noqa: E402
-from falaj.oip.tensors import Ask, Given  # noqa: E402
+from falaj.core.model_manifest import TensorSpec  # noqa: E402
+from falaj.drift.profiles import build_profile, encode_profile  # noqa: E402
+from falaj.drift.records import PROFILE_FILE  # noqa: E402
+from falaj.infer.engine import InferenceEngine  # noqa: E402
+from falaj.infer.records import CountingConfig, ModelConfig, ServerConfig  # noqa: E402
+from falaj.infer.request_queue import BatchKey, QueuedRequest  # noqa: E402
+from falaj.infer.row_counting import RowCounter  # noqa: E402
+from falaj.oip.tensors import InferenceRequest, InputTensor  # noqa: E402
 from tests.infer import models  # noqa: E402
 from tests.infer.naming import named  # noqa: E402
 
@@ -44,7 +44,7 @@ SMALL = "--small" in sys.argv
 ROUNDS, BURSTS, SECONDS = (1, 2, 0.5) if SMALL else (7, 40, 0.5)
 COLUMNS, BATCH, ROWS, TURNS = 50, 32, 32_000, 100 if SMALL else 400
 TOKEN = "bench-token"  # noqa: S105 - of a server that lives for this bench
-EVERYTHING = Counting(share=1e9)
+EVERYTHING = CountingConfig(share=1e9)
 
 
 def main() -> None:
@@ -70,10 +70,10 @@ def us_per_row(batches: tuple[int, ...] = (1, 8, BATCH, 256)) -> dict[int, tuple
     x, y = random.normal(size=(ROWS, COLUMNS)).astype(np.float32), random.random((ROWS, 1)).astype(np.float32)
     tensors = named(*specs)
     columns = {name: x[:, at] for at, name in enumerate(tensors["x"])}
-    profile = profile_of(columns, predictions={"y": y[:, 0]}, tensors=tensors)
+    profile = build_profile(columns, predictions={"y": y[:, 0]}, tensors=tensors)
     found = {}
     for batch in batches:
-        watching = Watching(profile, *specs, EVERYTHING, batches=True)
+        watching = RowCounter(profile, *specs, EVERYTHING, batches=True)
         members = [waiting(number) for number in range(batch)]
         took = []
         for _ in range(ROUNDS + 1):
@@ -86,11 +86,11 @@ def us_per_row(batches: tuple[int, ...] = (1, 8, BATCH, 256)) -> dict[int, tuple
     return found
 
 
-def waiting(number: int) -> Waiting:
+def waiting(number: int) -> QueuedRequest:
     """A request of one row, with the name that a gateway gives it."""
-    ask = Ask("m", "1", ())
+    ask = InferenceRequest("m", "1", ())
     ask.name = b"%032x" % number
-    return Waiting(ask, lambda _: None, Key((), {}, 1, alone=False), 1, 0.0)
+    return QueuedRequest(ask, lambda _: None, BatchKey((), {}, 1, runs_alone=False), 1, 0.0)
 
 
 def server() -> None:
@@ -135,12 +135,12 @@ def engine() -> None:
 
 async def _in_turns(at: Path) -> tuple[list[float], list[float]]:
     """CPU microseconds a request, round by round: not watched, and watched."""
-    asked_of = Engine(Config())
+    asked_of = InferenceEngine(ServerConfig())
     found: dict[str, list[float]] = {"plain": [], "watched": []}
     for name in found:
         model = models.mlp(at / name)
         if name == "watched":
-            (model / FILE).write_bytes(to_json(small_profile()))
+            (model / PROFILE_FILE).write_bytes(encode_profile(small_profile()))
         await asked_of.placed(ModelConfig(name, "1", str(model)))
     data = (np.arange(32, dtype=np.float32) / 32).tobytes()
     for number in range(2 * ROUNDS + 1):
@@ -156,7 +156,7 @@ async def _in_turns(at: Path) -> tuple[list[float], list[float]]:
                         left.set_result(None)
 
                 for _ in range(64):
-                    asked_of.submit(Ask(name, "1", [Given("x", "FP32", (1, 32), data)]), done)
+                    asked_of.submit(InferenceRequest(name, "1", [InputTensor("x", "FP32", (1, 32), data)]), done)
                 await left
             found[name].append((time.process_time() - began) / TURNS / 64 * 1e6)
     await asked_of.close()
@@ -166,7 +166,7 @@ async def _in_turns(at: Path) -> tuple[list[float], list[float]]:
 def served(open_: contextlib.ExitStack, at: Path) -> tuple[Target, Target]:
     """Our server with the small model twice; beside one of them lies a profile."""
     folders = {name: models.mlp(at / name) for name in ("plain", "watched")}
-    (folders["watched"] / FILE).write_bytes(to_json(small_profile()))
+    (folders["watched"] / PROFILE_FILE).write_bytes(encode_profile(small_profile()))
     every = [{"name": name, "version": "1", "folder": str(model)} for name, model in folders.items()]
     keys = [hashlib.sha256(TOKEN.encode()).hexdigest()]
     # The hop is open, too, as a replica's is: it is what carries deltas away.
@@ -189,7 +189,7 @@ def small_profile() -> Any:
     x = np.random.default_rng(1).random((4_000, 32)).astype(np.float32)
     tensors = {"x": tuple(f"x[{at}]" for at in range(32)), "y": ("y",)}
     columns = {name: x[:, at] for at, name in enumerate(tensors["x"])}
-    return profile_of(columns, predictions={"y": models.mlp_of(x)[:, 0]}, tensors=tensors)
+    return build_profile(columns, predictions={"y": models.mlp_of(x)[:, 0]}, tensors=tensors)
 
 
 if __name__ == "__main__":

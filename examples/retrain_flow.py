@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from falaj import flow, step
-from falaj.core.flow import Dataset, Model
+from falaj.core.flow_definition import Dataset, Model
 
 SMALL = {"cpus": 0.5, "memory": "512MiB", "retries": 1, "timeout": "10m"}
 
@@ -22,7 +22,7 @@ def train(data: Dataset, champion: Model, target: str) -> dict:
     """Fit the challenger on the older rows, in the champion's shape, with the profile it will be watched by."""
     from sklearn.linear_model import LogisticRegression
 
-    from falaj.drift.profile import profile_of, to_json
+    from falaj.drift.profiles import build_profile, encode_profile
 
     rows, y = read(data, target, champion)
     old = slice(0, int(len(y) * 0.8))
@@ -35,19 +35,19 @@ def train(data: Dataset, champion: Model, target: str) -> dict:
     said = 1 / (1 + np.exp(-(rows @ weights + bias)))
     axes = names if len(names) > 1 else [f"{names[0]}[{at}]" for at in range(rows.shape[1])]
     taken = dict(zip(axes, rows.T, strict=True))
-    profile = profile_of(taken, predictions={output: said}, label=y, label_name=target)
-    (folder / "falaj.profile.json").write_bytes(to_json(profile))
+    profile = build_profile(taken, predictions={output: said}, label=y, label_name=target)
+    (folder / "falaj.profile.json").write_bytes(encode_profile(profile))
     return {"rows": len(y), "accuracy": float(((said > 0.5) == y)[old.stop :].mean())}
 
 
 @step(**SMALL)
 def validate(data: Dataset, champion: Model, challenger: Model, target: str, canary: float) -> dict:
     """Both models on the newest rows, which neither was fitted on: is the challenger shown to be no worse?"""
-    from falaj.drift.paired import judge
+    from falaj.drift.paired_test import judge_challenger
 
     rows, y = read(data, target, champion)
     newest = slice(int(len(y) * 0.8), None)
-    found = judge(answers(champion, rows[newest]), answers(challenger, rows[newest]), y[newest], margin=0.01)
+    found = judge_challenger(answers(champion, rows[newest]), answers(challenger, rows[newest]), y[newest], margin=0.01)
     trial = {"kind": "canary", "share": float(canary), "judge": True} if float(canary) else None
     return {"better": found.passes, "why": found.why, "trial": trial}
 

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from falaj.api.client import RemotePlatform
-from falaj.core.context import HOUSE
+from falaj.api.remote_client import RemoteClient
+from falaj.core.context import SYSTEM_TENANT
 from falaj.core.errors import Denied, FalajError
-from falaj.govern.people import GUEST
-from falaj.platform import Platform
+from falaj.govern.people import GUEST_ACTOR
+from falaj.server import LocalClient
 
 _officer_codes: dict[tuple[str, str], str] = {}
 """(address or folder of a server, tenant) -> the enrolment code of its security officer, until it is needed."""
@@ -40,7 +40,7 @@ def enroll_tenant(platform: Any, tenant: str, admin: str, **details: Any) -> str
     return token
 
 
-def register_officer(platform: Any, code: str, tenant: str = HOUSE) -> None:
+def register_officer(platform: Any, code: str, tenant: str = SYSTEM_TENANT) -> None:
     """Keep the code of a tenant's security officer, for the first role that needs confirming."""
     _officer_codes[_address(platform), tenant] = code
 
@@ -55,10 +55,10 @@ def confirm_roles(platform: Any, name: str) -> None:
 def approve_as_officer(platform: Any, approval: str) -> None:
     """The security officer of the caller's tenant approves."""
     token = officer_token(platform)
-    if isinstance(platform, Platform):
-        Platform(platform.house, platform.house.authenticate(token)).approvals.give(approval)
+    if isinstance(platform, LocalClient):
+        LocalClient(platform.house, platform.house.authenticate(token)).approvals.give(approval)
         return
-    with RemotePlatform(platform.address, token=token, ca=platform.ca) as officer:
+    with RemoteClient(platform.address, token=token, ca=platform.ca) as officer:
         officer.approvals.give(approval)
 
 
@@ -94,11 +94,11 @@ def _has_officer(platform: Any) -> bool:
 
 
 def _redeem_code(platform: Any, code: str) -> Any:
-    if isinstance(platform, Platform):
-        return Platform(platform.house, GUEST).people.enroll(code)
-    with RemotePlatform(platform.address, ca=platform.ca) as stranger:
+    if isinstance(platform, LocalClient):
+        return LocalClient(platform.house, GUEST_ACTOR).people.enroll(code)
+    with RemoteClient(platform.address, ca=platform.ca) as stranger:
         return stranger.people.enroll(code)
 
 
 def _address(platform: Any) -> str:
-    return str(platform.house.settings.home) if isinstance(platform, Platform) else str(platform.address)
+    return str(platform.house.settings.home) if isinstance(platform, LocalClient) else str(platform.address)

@@ -5,7 +5,7 @@ from typing import Any
 
 from falaj.core.context import Actor
 from falaj.core.errors import FalajError
-from falaj.platform import House, Platform, load_settings
+from falaj.server import LocalClient, Server, load_settings
 from tests.people import enroll, enroll_tenant, officer_token, register_officer
 
 TEAM = {
@@ -27,7 +27,7 @@ class Town:
 
     def __init__(self, home: Path, **overrides: Any) -> None:
         settings = load_settings(str(home), {"zone": "ae-dubai", **overrides})
-        self.house = House(settings)
+        self.house = Server(settings)
         self.tokens = {"admin": self.house.bootstrap()}
         admin = self.as_("admin")
         store = overrides.get("foreign", f"dir:{home}/eu-west")
@@ -46,7 +46,7 @@ class Town:
 
     def as_(self, name: str, purpose: str = "fraud") -> Any:
         """The platform with this person bound."""
-        return Platform(self.house, self.actor(name), purpose)
+        return LocalClient(self.house, self.actor(name), purpose)
 
     def events(self, tenant: str = "bank", **where: str) -> list[Any]:
         """What the log says, oldest first."""

@@ -5,16 +5,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from falaj.core.errors import FalajError
-    from falaj.core.flow import flow, step
+    from falaj.core.flow_definition import flow, step
     from falaj.core.ref import Ref
-    from falaj.platform import connect
+    from falaj.server import connect
 
 __version__ = "0.1.0"
 __all__ = ["FalajError", "Ref", "connect", "flow", "step"]
 
 _HOMES = {
-    "connect": "falaj.platform", "Ref": "falaj.core.ref", "FalajError": "falaj.core.errors",
-    "flow": "falaj.core.flow", "step": "falaj.core.flow",
+    "connect": "falaj.server", "Ref": "falaj.core.ref", "FalajError": "falaj.core.errors",
+    "flow": "falaj.core.flow_definition", "step": "falaj.core.flow_definition",
 }  # fmt: skip
 
 

@@ -10,47 +10,47 @@ from pathlib import Path
 import httpx
 import pytest
 
-from falaj.agent.identity import Identity
-from falaj.agent.link import Link
-from falaj.api.channel import ANSWER, KEEP
-from falaj.api.server import Server, make_server
-from falaj.api.tls import client_context
+from falaj.agent.agent_identity import AgentIdentity
+from falaj.agent.platform_link import PlatformLink
+from falaj.api.agent_channel import ANSWER_PATH, KEEP_PATH
+from falaj.api.http_server import HttpServer, create_http_server
+from falaj.api.tls import create_client_context
 from falaj.core.context import Actor
 from falaj.core.errors import Denied, Invalid, NotFound, Unauthenticated
-from falaj.platform import House, Platform, load_settings
+from falaj.server import LocalClient, Server, load_settings
 
 
 @dataclass
 class Town:
-    house: House
-    server: Server
-    owner: Platform
+    house: Server
+    server: HttpServer
+    owner: LocalClient
     home: Path
 
     @property
     def ca(self) -> str:
         return f"{self.house.settings.home}/tls/ca.pem"
 
-    def agent(self, name: str, zone: str = "ae-onprem") -> Identity:
-        return Identity(str(self.home / name), self.server.url, zone, self.ca)
+    def agent(self, name: str, zone: str = "ae-onprem") -> AgentIdentity:
+        return AgentIdentity(str(self.home / name), self.server.url, zone, self.ca)
 
     def invite(self) -> str:
         return str(self.owner.agents.invite("ae-onprem").token)
 
 
-def knock(agent: Identity) -> int:
+def knock(agent: AgentIdentity) -> int:
     """What the platform says to an agent that shows its certificate."""
-    with closing(Link(agent)) as link:
-        return link.send("POST", ANSWER, {"content-type": "application/json"}, b'{"id":""}').status
+    with closing(PlatformLink(agent)) as link:
+        return link.send("POST", ANSWER_PATH, {"content-type": "application/json"}, b'{"id":""}').status
 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     home = tmp_path_factory.mktemp("town")
-    house = House(load_settings(str(home / "control")))
-    owner = Platform(house, house.owner())
+    house = Server(load_settings(str(home / "control")))
+    owner = LocalClient(house, house.owner())
     owner.zones.add("ae-onprem", "AE-DU", "AE", max_class=3, store="agent:ae-onprem", more={"operator": "Bank"})
-    server, _ = make_server(house, listen="127.0.0.1:0", own_ca=True)
+    server, _ = create_http_server(house, listen="127.0.0.1:0", own_ca=True)
     ready = threading.Event()
     thread = threading.Thread(target=server.go, args=(lambda url: ready.set(),), daemon=True)
     thread.start()
@@ -89,10 +89,10 @@ def test_who_joins_later_takes_the_place(town: Town) -> None:
 
 
 def test_without_a_certificate_nobody_is_an_agent(town: Town) -> None:
-    with httpx.Client(base_url=town.server.url, verify=client_context(town.ca), trust_env=False) as client:
-        assert client.post(ANSWER, json={"id": "1"}).status_code == 401
+    with httpx.Client(base_url=town.server.url, verify=create_client_context(town.ca), trust_env=False) as client:
+        assert client.post(ANSWER_PATH, json={"id": "1"}).status_code == 401
         token = town.owner.token()
-        held = client.post(KEEP, json={}, headers={"authorization": f"Bearer {token}"})
+        held = client.post(KEEP_PATH, json={}, headers={"authorization": f"Bearer {token}"})
         assert held.status_code == 403
 
 
@@ -101,7 +101,7 @@ def test_a_certificate_renews_before_its_end(town: Town, monkeypatch: pytest.Mon
     agent.join(town.invite())
     before = (agent.home / "agent.pem").read_bytes()
     assert not agent.renew()
-    monkeypatch.setattr("falaj.agent.identity.RENEW_BEFORE_S", 30 * 86_400.0)
+    monkeypatch.setattr("falaj.agent.agent_identity.RENEW_BEFORE_S", 30 * 86_400.0)
     assert agent.renew()
     assert (agent.home / "agent.pem").read_bytes() != before
     assert knock(agent) == 200
@@ -110,13 +110,13 @@ def test_a_certificate_renews_before_its_end(town: Town, monkeypatch: pytest.Mon
 def test_a_person_cannot_renew_nor_a_tenant_invite(town: Town) -> None:
     with pytest.raises(Denied):
         town.owner.agents.renew("no request")
-    stranger = Platform(town.house, Actor("x", "bank", roles=frozenset({"operator"})))
+    stranger = LocalClient(town.house, Actor("x", "bank", roles=frozenset({"operator"})))
     with pytest.raises(Denied):
         stranger.agents.invite("ae-onprem")
     with pytest.raises(NotFound):
         town.owner.agents.invite("nowhere")
     with pytest.raises(Invalid):
-        Identity(str(town.home / "p"), "http://x", "z")
+        AgentIdentity(str(town.home / "p"), "http://x", "z")
 
 
 def test_the_list_says_since_when(town: Town) -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from falaj.backends.agent import AgentBlobs, AgentExecutor
+from falaj.backends.agent_zone import AgentExecutor, AgentZoneObjects
+from falaj.core.agent_relay import AgentRelay, get_relay
 from falaj.core.errors import Conflict, Denied, Invalid, Unavailable
-from falaj.core.execute import WAITING, Attempt
-from falaj.core.ports import KeepsOut
-from falaj.core.relay import Relay, relay_of
+from falaj.core.executor import WAITING, Attempt
+from falaj.core.ports import RemoteZoneObjects
 
 Message = Mapping[str, Any]
 
 
-def echo(relay: Relay) -> list[Message]:
+def echo(relay: AgentRelay) -> list[Message]:
     """An agent that answers every question with what it was given."""
     heard: list[Message] = []
 
@@ -28,7 +28,7 @@ def echo(relay: Relay) -> list[Message]:
 
 
 def test_a_question_is_answered_by_whoever_listens() -> None:
-    relay = Relay("z")
+    relay = AgentRelay("z")
     with pytest.raises(Unavailable, match="unreachable since the start"):
         relay.ask("poll", {})
     echo(relay)
@@ -36,7 +36,7 @@ def test_a_question_is_answered_by_whoever_listens() -> None:
 
 
 def test_an_error_comes_back_as_it_was() -> None:
-    relay = Relay("z")
+    relay = AgentRelay("z")
     wrong = {"code": "conflict", "message": "it is gone", "hint": "look again", "ref": ""}
     relay.listen(lambda message: relay.answer(message["id"], None, wrong))
     with pytest.raises(Conflict, match="it is gone"):
@@ -44,7 +44,7 @@ def test_an_error_comes_back_as_it_was() -> None:
 
 
 def test_a_new_connection_hears_what_is_still_open() -> None:
-    relay = Relay("z")
+    relay = AgentRelay("z")
     lost: list[Message] = []
     relay.listen(lost.append)
     given: list[Any] = []
@@ -58,7 +58,7 @@ def test_a_new_connection_hears_what_is_still_open() -> None:
 
 
 def test_the_end_of_an_old_connection_ends_no_new_one() -> None:
-    relay = Relay("z")
+    relay = AgentRelay("z")
     end = relay.listen(lambda message: None)
     echo(relay)
     end()
@@ -66,7 +66,7 @@ def test_the_end_of_an_old_connection_ends_no_new_one() -> None:
 
 
 def test_silence_is_noticed() -> None:
-    relay = Relay("z")
+    relay = AgentRelay("z")
     echo(relay)
     relay.seen -= 60
     assert not relay.connected
@@ -77,7 +77,7 @@ def test_silence_is_noticed() -> None:
 
 
 def test_an_order_to_stop_waits_for_the_agent() -> None:
-    relay = relay_of("stop-test")
+    relay = get_relay("stop-test")
     executor = AgentExecutor("agent:stop-test", {})
     executor.stop("a-1", 5)
     heard = echo(relay)
@@ -86,13 +86,13 @@ def test_an_order_to_stop_waits_for_the_agent() -> None:
 
 
 def test_a_launch_whose_answer_was_lost_is_not_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    relay, executor = relay_of("launch-test"), AgentExecutor("agent:launch-test", {})
+    relay, executor = get_relay("launch-test"), AgentExecutor("agent:launch-test", {})
     attempt = Attempt("a-1", "job:p/j", "t", "p", (), ("true",))
     with pytest.raises(Unavailable):
         executor.launch(attempt)
     heard: list[Message] = []
     relay.listen(heard.append)
-    monkeypatch.setattr(Relay.leave, "__defaults__", (0.01,))
+    monkeypatch.setattr(AgentRelay.leave, "__defaults__", (0.01,))
     assert executor.launch(attempt) == executor.launch(attempt) == "a-1"
     assert len(heard) == 1
     again: list[Message] = []
@@ -110,13 +110,13 @@ def test_a_launch_whose_answer_was_lost_is_not_made_twice(monkeypatch: pytest.Mo
 
 
 def test_bytes_of_a_zone_are_refused_with_where_to_go() -> None:
-    blobs = AgentBlobs("agent:blob-test", {})
-    assert isinstance(blobs, KeepsOut)
-    echo(relay_of("blob-test"))
+    blobs = AgentZoneObjects("agent:blob-test", {})
+    assert isinstance(blobs, RemoteZoneObjects)
+    echo(get_relay("blob-test"))
     with pytest.raises(Denied) as refused:
         blobs.put("k", [b"x"])
     assert "http://127.0.0.1:1" in refused.value.hint
     with pytest.raises(Denied):
         blobs.open("k")
     with pytest.raises(Invalid):
-        AgentBlobs("agent:Not A Zone", {})
+        AgentZoneObjects("agent:Not A Zone", {})

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from falaj.agent.vault import Vault
-from falaj.backends.dir import DirBlobs
-from falaj.backends.file import FileSecrets
-from falaj.core.errors import Corrupt, Invalid
+from falaj.agent.zone_vault import ZoneVault
+from falaj.backends.file_root_keys import FileRootKeyProvider
+from falaj.backends.folder_objects import FolderObjectStore
+from falaj.core.errors import CorruptData, Invalid
 
 
-def vault(home: Path, zone: str = "ae-onprem", keys: str = "keys") -> Vault:
+def vault(home: Path, zone: str = "ae-onprem", keys: str = "keys") -> ZoneVault:
     home.mkdir(exist_ok=True)
-    return Vault(zone, DirBlobs(f"dir:{home}/blobs", {}), FileSecrets(f"file:{home}/{keys}", {}), home)
+    return ZoneVault(
+        zone, FolderObjectStore(f"dir:{home}/blobs", {}), FileRootKeyProvider(f"file:{home}/{keys}", {}), home
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 3_000_000])
@@ -41,10 +43,10 @@ def test_nothing_opens_elsewhere(tmp_path: Path) -> None:
     other, other_name = held.put("bank", b"y" * 100)
     whole = (0, 100, 100)
     for tenant, wanted, lying in (("clinic", digest, name), ("bank", other, name), ("bank", digest, other_name)):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             list(held.get(tenant, wanted, lying, whole))
     (tmp_path / "zone.key").unlink()
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         list(vault(tmp_path).get("bank", digest, name, whole))
 
 
@@ -56,5 +58,5 @@ def test_a_changed_bit_is_found(tmp_path: Path) -> None:
     data[-20] ^= 1
     path.chmod(0o600)
     path.write_bytes(data)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         list(held.get("bank", digest, name, (0, 100, 100)))

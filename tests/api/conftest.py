@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api.app import App
-from falaj.api.server import Server
-from falaj.core.settings import Limits
+from falaj.api.app import HttpApplication
+from falaj.api.http_server import HttpServer
+from falaj.core.settings import RequestLimits
 from tests.api.small import AMAL_TOKEN, SmallHouse, serving
 
-FREE = Limits(requests_per_s=1e6, burst=1_000_000, denials_per_s=1e6)
+FREE = RequestLimits(requests_per_s=1e6, burst=1_000_000, denials_per_s=1e6)
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def house() -> SmallHouse:
 
 
 @pytest.fixture
-def server(house: SmallHouse) -> Iterator[Server]:
+def server(house: SmallHouse) -> Iterator[HttpServer]:
     with serving(house) as running:
         yield running
 
 
 @pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
+def http(server: HttpServer) -> Iterator[httpx.Client]:
     """A client that is amal."""
     headers = {"authorization": f"Bearer {AMAL_TOKEN}"}
     with httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=20) as client:
@@ -35,7 +35,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def anonymous(server: Server) -> Iterator[httpx.Client]:
+def anonymous(server: HttpServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, trust_env=False, timeout=20) as client:
         yield client
 
@@ -44,17 +44,17 @@ def anonymous(server: Server) -> Iterator[httpx.Client]:
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that went the ordinary way."""
     seen: list[str] = []
-    ordinary = App._http
+    ordinary = HttpApplication._handle_http
 
-    async def counted(app: App, scope: Any, receive: Any, send: Any) -> None:
+    async def counted(app: HttpApplication, scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["path"])
         await ordinary(app, scope, receive, send)
 
-    monkeypatch.setattr(App, "_http", counted)
+    monkeypatch.setattr(HttpApplication, "_handle_http", counted)
     return seen
 
 
-def raw(server: Server, data: bytes, timeout_s: float = 20.0) -> bytes:
+def raw(server: HttpServer, data: bytes, timeout_s: float = 20.0) -> bytes:
     """Send exactly these bytes and read until the server closes or falls silent."""
     host, _, port = server.url.partition("://")[2].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated, Any
 
-from falaj.api.server import Server, make_server
-from falaj.core.context import HOUSE, Actor, Context
+from falaj.api.http_server import HttpServer, create_http_server
+from falaj.core.byte_stream import ByteStream
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
+from falaj.core.dependency_health import DependencyMonitor
 from falaj.core.errors import FalajError, Unauthenticated
 from falaj.core.event import Event
-from falaj.core.health import DependencyMonitor
 from falaj.core.label import Label
+from falaj.core.operation import list_operations, operation
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
-from falaj.core.stream import Stream
-from falaj.core.verb import verb, verbs_of
-from falaj.store.counts import Counts
+from falaj.store.ledger_statistics import LedgerStatistics
 
 TOKENS = {
-    "falaj_house-token-0000000000": Actor("root", HOUSE, roles=frozenset({"operator"})),
+    "falaj_house-token-0000000000": Actor("root", SYSTEM_TENANT, roles=frozenset({"operator"})),
     "falaj_amal-token-00000000000": Actor("amal", "bank"),
 }
 HOUSE_TOKEN, AMAL_TOKEN = TOKENS
@@ -61,10 +61,10 @@ class Echo:
         self.release = threading.Event()
         self.seen: list[tuple[str, Any]] = []
 
-    @verb(reads=("name",))
+    @operation(reads=("name",))
     def say(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "what to name"],
         text: str = "",
         number: int = 0,
@@ -84,25 +84,25 @@ class Echo:
         self.seen.append(("say", text))
         return Said(name, text, number, share, flag, many, refs, pairs, label, inner, ctx.request, ctx.purpose)
 
-    @verb()
-    def nothing(self, ctx: Context) -> None:
+    @operation()
+    def nothing(self, ctx: CallContext) -> None:
         """Do nothing."""
 
-    @verb()
-    def fail(self, ctx: Context, code: str) -> None:
+    @operation()
+    def fail(self, ctx: CallContext, code: str) -> None:
         """Raise the error of that code, or one that is nobody's."""
         for cls in every_error():
             if cls.code == code:
                 raise cls(f"it is {code}", "do something", "dataset:a/b")
         raise ZeroDivisionError(f"secret {code} in /etc/falaj/keys")
 
-    @verb()
-    def wait(self, ctx: Context) -> None:
+    @operation()
+    def wait(self, ctx: CallContext) -> None:
         """Wait until released."""
         self.release.wait(20)
 
-    @verb(writes=("name",), group="write", outside=True)
-    def put(self, ctx: Context, name: Ref, data: Stream) -> int:
+    @operation(writes=("name",), group="write", has_outside_effects=True)
+    def put(self, ctx: CallContext, name: Ref, data: ByteStream) -> int:
         """Count the bytes of a stream."""
         total, largest = 0, 0
         for chunk in data:
@@ -111,8 +111,8 @@ class Echo:
         self.seen.append(("largest", largest))
         return total
 
-    @verb(outside=True, group="read")
-    def get(self, ctx: Context, size: int, broken_at: int = -1, known: bool = True) -> Stream:
+    @operation(has_outside_effects=True, group="read")
+    def get(self, ctx: CallContext, size: int, broken_at: int = -1, known: bool = True) -> ByteStream:
         """Give that many bytes."""
 
         def chunks() -> Iterator[bytes]:
@@ -124,10 +124,10 @@ class Echo:
                 sent += len(part)
                 yield part
 
-        return Stream(chunks(), size if known else None)
+        return ByteStream(chunks(), size if known else None)
 
-    @verb(reads=("name",))
-    def show(self, ctx: Context, name: Ref) -> Said:
+    @operation(reads=("name",))
+    def show(self, ctx: CallContext, name: Ref) -> Said:
         """Show a thing."""
         return Said(name)
 
@@ -135,8 +135,8 @@ class Echo:
 class Watched:
     """The gate of the event stream."""
 
-    @verb(group="audit")
-    def watch(self, ctx: Context) -> None:
+    @operation(group="audit")
+    def watch(self, ctx: CallContext) -> None:
         """May one listen?"""
         if ctx.actor.id == "deaf":
             raise Unauthenticated("no")
@@ -157,7 +157,7 @@ class SmallLedger:
     def __init__(self) -> None:
         self.facts: list[SimpleNamespace] = []
         self.groups = 0
-        self.counts = Counts()
+        self.counts = LedgerStatistics()
         self._wake: list[Callable[[], None]] = []
         self.broken = False
 
@@ -169,7 +169,7 @@ class SmallLedger:
             raise OSError("no space left on device /var/lib/falaj")
 
     @contextmanager
-    def read(self, ctx: Context) -> Iterator[None]:
+    def read(self, ctx: CallContext) -> Iterator[None]:
         del ctx
         yield
 
@@ -216,25 +216,25 @@ class SmallHouse:
             raise Unauthenticated("no identity provider knows this token", "sign in: falaj login")
         return self.tokens[token]
 
-    def context(self, actor: Actor, *, request: str = "", purpose: str = "") -> Context:
-        if request:
-            return Context(actor, "home", request=request, keyed=True, purpose=purpose)
-        return Context(actor, "home", purpose=purpose)
+    def context(self, actor: Actor, *, request_id: str = "", purpose: str = "") -> CallContext:
+        if request_id:
+            return CallContext(actor, "home", request=request_id, keyed=True, purpose=purpose)
+        return CallContext(actor, "home", purpose=purpose)
 
-    def call(self, desk: str, name: str, ctx: Context, arguments: Mapping[str, Any]) -> Any:
+    def call(self, desk: str, name: str, ctx: CallContext, arguments: Mapping[str, Any]) -> Any:
         room = self.desks[desk]
-        assert name in verbs_of(type(room))
+        assert name in list_operations(type(room))
         return getattr(room, name)(ctx, **arguments)
 
-    def check(self, desk: str, name: str, ctx: Context, arguments: Mapping[str, Any]) -> None:
+    def check(self, desk: str, name: str, ctx: CallContext, arguments: Mapping[str, Any]) -> None:
         del ctx, arguments
-        assert name in verbs_of(type(self.desks[desk]))
+        assert name in list_operations(type(self.desks[desk]))
 
-    def deny(self, ctx: Context | None, path: str, reason: str) -> None:
+    def deny(self, ctx: CallContext | None, path: str, reason: str) -> None:
         self.denials.append((ctx.actor.id if ctx else "", path))
 
-    def system(self) -> Context:
-        return self.context(Actor("falaj", HOUSE))
+    def system(self) -> CallContext:
+        return self.context(Actor("falaj", SYSTEM_TENANT))
 
     def turned(self) -> tuple[()]:
         return ()
@@ -247,9 +247,9 @@ class SmallHouse:
 
 
 @contextmanager
-def serving(house: Any, **options: Any) -> Iterator[Server]:
+def serving(house: Any, **options: Any) -> Iterator[HttpServer]:
     """The house behind a real listener, in a thread of this process."""
-    server, renew = make_server(house, **options)
+    server, renew = create_http_server(house, **options)
     up = threading.Event()
     thread = threading.Thread(target=server.go, args=(lambda _: up.set(), renew), daemon=True)
     thread.start()

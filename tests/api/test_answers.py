@@ -8,8 +8,8 @@ import sys
 import httpx
 import pytest
 
-from falaj.api.logs import JsonLines, enter
-from falaj.core.errors import FalajError, from_wire
+from falaj.api.json_logging import JsonLogFormatter, set_log_context
+from falaj.core.errors import FalajError, error_from_wire
 from tests.api.small import AMAL_TOKEN, SmallHouse, every_error
 
 LEAKS = re.compile(r"/(etc|usr|var|home|root|src)/|Traceback|site-packages|\.py\b|line \d+|secret|0x[0-9a-f]{6}")
@@ -24,7 +24,7 @@ def test_every_error_class_renders_the_template(http: httpx.Client, cls: type[Fa
     assert got.headers["falaj-request"]
     assert list(got.json()) == ["code", "message", "hint", "ref"]
     if cls is not FalajError:
-        raised = from_wire(got.json())
+        raised = error_from_wire(got.json())
         assert type(raised) is cls
         assert (raised.message, raised.hint, raised.ref) == (f"it is {cls.code}", "do something", "dataset:a/b")
 
@@ -41,7 +41,7 @@ def test_an_unexpected_error_shows_an_id_and_nothing_else(http: httpx.Client, ca
         "ref": "",
     }
     assert not LEAKS.search(got.text)
-    (line,) = [record for record in caplog.records if record.name == "falaj.api.answers"]
+    (line,) = [record for record in caplog.records if record.name == "falaj.api.responses"]
     assert line.__dict__["request"] == request
     assert line.exc_info is not None
 
@@ -103,20 +103,23 @@ def test_refusals_of_every_kind_have_the_same_shape(http: httpx.Client, anonymou
 
 
 def test_log_lines_carry_who_and_which_and_never_a_token() -> None:
-    enter("amal", "request-1")
+    set_log_context("amal", "request-1")
     record = logging.makeLogRecord(
         {"name": "falaj.x", "levelname": "INFO", "msg": f"got Authorization: Bearer {AMAL_TOKEN}"}
     )
     record.__dict__["extra_field"] = f"eyJhbGciOiJFZERTQSJ9.e30.c2ln and {AMAL_TOKEN}"  # pragma: allowlist secret
-    line = JsonLines().format(record)
+    line = JsonLogFormatter().format(record)
     assert '"actor": "amal"' in line
     assert '"request": "request-1"' in line
     assert AMAL_TOKEN not in line
     assert "eyJ" not in line
-    enter("", "")
+    set_log_context("", "")
 
 
 def test_questions_to_clusters_are_no_news() -> None:
-    ask = "import httpx, logging; from falaj.api.logs import set_up; set_up(); logging.getLogger('httpx').info('asked')"
+    ask = (
+        "import httpx, logging; from falaj.api.json_logging import configure_logging; "
+        "configure_logging(); logging.getLogger('httpx').info('asked')"
+    )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert done.stderr == ""

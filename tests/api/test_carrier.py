@@ -6,9 +6,9 @@ from dataclasses import asdict
 import httpx
 import pytest
 
-from falaj.api.client import RemotePlatform
-from falaj.api.pieces import BUNDLE, GET, PUT
-from falaj.api.server import Server
+from falaj.api.byte_channel_protocol import BUNDLE_PATH, GET_PATH, PUT_PATH
+from falaj.api.http_server import HttpServer
+from falaj.api.remote_client import RemoteClient
 from falaj.core.errors import Denied
 from falaj.store.codec import to_json
 from tests.api.small import serving
@@ -26,29 +26,29 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 
 @pytest.fixture(scope="module")
-def server(town: Town) -> Iterator[Server]:
+def server(town: Town) -> Iterator[HttpServer]:
     with serving(town.house) as running:
         yield running
 
 
-def as_(server: Server, town: Town, name: str) -> RemotePlatform:
-    return RemotePlatform(server.url, token=town.tokens[name], purpose="fraud")
+def as_(server: HttpServer, town: Town, name: str) -> RemoteClient:
+    return RemoteClient(server.url, token=town.tokens[name], purpose="fraud")
 
 
 @pytest.fixture
-def amal(server: Server, town: Town) -> Iterator[RemotePlatform]:
+def amal(server: HttpServer, town: Town) -> Iterator[RemoteClient]:
     with as_(server, town, "amal") as platform:
         yield platform
 
 
 @pytest.fixture
-def http(server: Server, town: Town) -> Iterator[httpx.Client]:
+def http(server: HttpServer, town: Town) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {town.tokens['amal']}"}
     with httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=20) as client:
         yield client
 
 
-def test_a_version_travels_over_http(amal: RemotePlatform) -> None:
+def test_a_version_travels_over_http(amal: RemoteClient) -> None:
     begun = amal.catalog.begin(NAME)
     pack = amal.bytes.put(begun.ticket, [b"0123456789" * 200_000])
     shard = amal.bytes.put(begun.ticket, [b"shard"])
@@ -64,29 +64,29 @@ def test_a_version_travels_over_http(amal: RemotePlatform) -> None:
     assert b"".join(amal.bytes.get(opened.ticket, pack.digest, 7, 12)) == b"78901"
 
 
-def test_another_person_is_refused(amal: RemotePlatform, server: Server, town: Town) -> None:
+def test_another_person_is_refused(amal: RemoteClient, server: HttpServer, town: Town) -> None:
     ticket = amal.catalog.begin(NAME).ticket
     with as_(server, town, "mona") as mona:
         assert isinstance(refusal(lambda: mona.bytes.put(ticket, [b"x"])), Denied)
 
 
-@pytest.mark.parametrize("path", [PUT, BUNDLE, GET])
-def test_nobody_gets_in_without_a_token(server: Server, path: str) -> None:
+@pytest.mark.parametrize("path", [PUT_PATH, BUNDLE_PATH, GET_PATH])
+def test_nobody_gets_in_without_a_token(server: HttpServer, path: str) -> None:
     assert httpx.post(f"{server.url}{path}", content=b"{}", trust_env=False).status_code == 401
 
 
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status"),
     [
-        (PUT, b"x", BYTES, 403),
-        (PUT, b"x", {"content-type": "application/json"}, 415),
-        (BUNDLE, b"{}", {"content-type": "application/json"}, 400),
-        (BUNDLE, b"[]", {"content-type": "application/json"}, 400),
-        (BUNDLE, b'{"ticket":"x","receipts":[1]}', {"content-type": "application/json"}, 400),
-        (GET, b"{}", {"content-type": "application/json"}, 400),
-        (GET, b'{"ticket":"x","digest":"b3:","start":"a"}', {"content-type": "application/json"}, 400),
-        (GET, b'{"ticket":"x","digest":"y"}', {"content-type": "application/json"}, 403),
-        (GET, b"\xff", {"content-type": "application/json"}, 400),
+        (PUT_PATH, b"x", BYTES, 403),
+        (PUT_PATH, b"x", {"content-type": "application/json"}, 415),
+        (BUNDLE_PATH, b"{}", {"content-type": "application/json"}, 400),
+        (BUNDLE_PATH, b"[]", {"content-type": "application/json"}, 400),
+        (BUNDLE_PATH, b'{"ticket":"x","receipts":[1]}', {"content-type": "application/json"}, 400),
+        (GET_PATH, b"{}", {"content-type": "application/json"}, 400),
+        (GET_PATH, b'{"ticket":"x","digest":"b3:","start":"a"}', {"content-type": "application/json"}, 400),
+        (GET_PATH, b'{"ticket":"x","digest":"y"}', {"content-type": "application/json"}, 403),
+        (GET_PATH, b"\xff", {"content-type": "application/json"}, 400),
     ],
 )
 def test_bad_requests_get_one_clear_answer(
@@ -96,15 +96,15 @@ def test_bad_requests_get_one_clear_answer(
     assert (answer.status_code, set(answer.json()) >= {"code", "message"}) == (status, True), answer.text
 
 
-def test_a_range_outside_is_refused(amal: RemotePlatform, http: httpx.Client) -> None:
+def test_a_range_outside_is_refused(amal: RemoteClient, http: httpx.Client) -> None:
     opened = amal.catalog.open(NAME)
     piece = opened.tree.batches[0].shard
     asked = {"ticket": opened.ticket, "digest": piece, "start": -1}
-    answer = http.post(GET, content=to_json(asked), headers={"content-type": "application/json"})
+    answer = http.post(GET_PATH, content=to_json(asked), headers={"content-type": "application/json"})
     assert answer.status_code == 400
 
 
-def test_a_large_piece_is_refused(amal: RemotePlatform, http: httpx.Client) -> None:
+def test_a_large_piece_is_refused(amal: RemoteClient, http: httpx.Client) -> None:
     ticket = amal.catalog.begin(NAME).ticket
-    answer = http.post(PUT, content=bytes(65 << 20), headers={**BYTES, "falaj-ticket": ticket})
+    answer = http.post(PUT_PATH, content=bytes(65 << 20), headers={**BYTES, "falaj-ticket": ticket})
     assert answer.status_code == 429, answer.text

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api.client import TRIES, RemotePlatform
-from falaj.core.errors import Conflict, Corrupt, FalajError, QuotaExceeded, Stale, Unavailable
+from falaj.api.remote_client import MAX_TRIES, RemoteClient
+from falaj.core.errors import Conflict, CorruptData, FalajError, QuotaExceeded, StaleRevision, Unavailable
 
 DONE = (200, b"[]", {})
 BUSY = (503, json.dumps(Unavailable("later", "wait").wire()).encode(), {"retry-after": "0"})
@@ -54,14 +54,14 @@ def answering(*answers: tuple[int, bytes, dict[str, str]]) -> Iterator[tuple[str
 
 @pytest.mark.parametrize("first", [BUSY, FAST, (0, b"", {})], ids=["busy", "fast", "cut"])
 def test_what_is_safe_is_tried_again(first: tuple[int, bytes, dict[str, str]]) -> None:
-    with answering(first, DONE) as (url, asked), RemotePlatform(url, token="t") as there:
+    with answering(first, DONE) as (url, asked), RemoteClient(url, token="t") as there:
         assert there.zones.list() == ()
     assert len(asked) == 2
     assert all("idempotency-key" not in headers for headers in asked)
 
 
 def test_a_write_is_named_and_keeps_its_name_when_tried_again() -> None:
-    with answering(BUSY, BUSY, (200, b'"x"', {})) as (url, asked), RemotePlatform(url, token="t") as there:
+    with answering(BUSY, BUSY, (200, b'"x"', {})) as (url, asked), RemoteClient(url, token="t") as there:
         there.people.revoke("abc")
         there.people.revoke("abc")
     keys = [headers["idempotency-key"] for headers in asked]
@@ -71,29 +71,29 @@ def test_a_write_is_named_and_keeps_its_name_when_tried_again() -> None:
 def test_it_gives_up_in_the_end() -> None:
     with (
         answering(BUSY) as (url, asked),
-        RemotePlatform(url, token="t") as there,
+        RemoteClient(url, token="t") as there,
         pytest.raises(Unavailable, match="later"),
     ):
         there.zones.list()
-    assert len(asked) == TRIES
+    assert len(asked) == MAX_TRIES
 
 
-@pytest.mark.parametrize("error", [Stale("old"), Conflict("taken"), FalajError("odd")])
+@pytest.mark.parametrize("error", [StaleRevision("old"), Conflict("taken"), FalajError("odd")])
 def test_what_will_not_change_is_not_tried_again(error: FalajError) -> None:
     answer = (error.status, json.dumps(error.wire()).encode(), {})
-    with answering(answer) as (url, asked), RemotePlatform(url, token="t") as there, pytest.raises(type(error)):
+    with answering(answer) as (url, asked), RemoteClient(url, token="t") as there, pytest.raises(type(error)):
         there.zones.list()
     assert len(asked) == 1
 
 
 def test_an_upload_is_sent_once() -> None:
-    with answering(BUSY) as (url, asked), RemotePlatform(url, token="t") as there, pytest.raises(Unavailable):
+    with answering(BUSY) as (url, asked), RemoteClient(url, token="t") as there, pytest.raises(Unavailable):
         there.store.put("blob:a/b", b"bytes")
     assert len(asked) == 1
 
 
 def test_an_act_outside_the_ledger_is_sent_once() -> None:
-    with answering(BUSY) as (url, asked), RemotePlatform(url, token="t") as there, pytest.raises(Unavailable):
+    with answering(BUSY) as (url, asked), RemoteClient(url, token="t") as there, pytest.raises(Unavailable):
         there.store.copy("blob:a/b", "eu-west")
     assert len(asked) == 1
 
@@ -110,8 +110,8 @@ def test_an_act_outside_the_ledger_is_sent_once() -> None:
 def test_what_is_not_falaj_is_said_to_be_so(answer: tuple[int, bytes, dict[str, str]]) -> None:
     with (
         answering(answer) as (url, asked),
-        RemotePlatform(url, token="t") as there,
-        pytest.raises((Unavailable, Corrupt)),
+        RemoteClient(url, token="t") as there,
+        pytest.raises((Unavailable, CorruptData)),
     ):
         there.people.revoke("abc")
     assert len({headers["host"] for headers in asked}) == 1
@@ -120,13 +120,13 @@ def test_what_is_not_falaj_is_said_to_be_so(answer: tuple[int, bytes, dict[str, 
 def test_nobody_there_is_said_with_what_to_do() -> None:
     with answering(DONE) as (url, _):
         pass
-    with RemotePlatform(url, token="t") as there, pytest.raises(Unavailable, match="nothing answers") as caught:
+    with RemoteClient(url, token="t") as there, pytest.raises(Unavailable, match="nothing answers") as caught:
         there.zones.list()
     assert "falaj up" in caught.value.hint
 
 
 def test_desks_and_verbs_are_those_of_the_house() -> None:
-    with RemotePlatform("http://127.0.0.1:1", token="t") as there:
+    with RemoteClient("http://127.0.0.1:1", token="t") as there:
         assert "zones" in dir(there)
         assert "list" in dir(there.zones)
         assert there.zones.list.__doc__
@@ -136,8 +136,8 @@ def test_desks_and_verbs_are_those_of_the_house() -> None:
 
 
 def test_what_nobody_heard_of_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with answering((200, b'"blob:a/b@v1"', {})) as (url, asked), RemotePlatform(url, token="t") as there:
-        opened, tries = there._http.send, []
+    with answering((200, b'"blob:a/b@v1"', {})) as (url, asked), RemoteClient(url, token="t") as there:
+        opened, tries = there._http_client.send, []
 
         def send(*args: Any, **named: Any) -> Any:
             tries.append(1)
@@ -145,6 +145,6 @@ def test_what_nobody_heard_of_may_be_sent_again(monkeypatch: pytest.MonkeyPatch)
                 raise httpx.ConnectError("refused")
             return opened(*args, **named)
 
-        monkeypatch.setattr(there._http, "send", send)
+        monkeypatch.setattr(there._http_client, "send", send)
         there.store.put("blob:a/b", b"bytes")
     assert (len(asked), len(tries)) == (1, 2)

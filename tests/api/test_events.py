@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import httpx
 
-from falaj.api.server import Server
+from falaj.api.http_server import HttpServer
 from tests.api.small import AMAL_TOKEN, HOUSE_TOKEN, SmallHouse
 
 
@@ -54,7 +54,7 @@ def test_it_goes_on_from_the_last_event_seen(http: httpx.Client, house: SmallHou
         assert [frame["event"] for frame in frames(answer, 1)] == ["event.n900"]
 
 
-def test_nobody_hears_another_tenant(server: Server, house: SmallHouse) -> None:
+def test_nobody_hears_another_tenant(server: HttpServer, house: SmallHouse) -> None:
     house.ledger.emit("bank", "bank.event")
     house.ledger.emit("house", "house.event")
     with httpx.stream(
@@ -63,7 +63,7 @@ def test_nobody_hears_another_tenant(server: Server, house: SmallHouse) -> None:
         assert [frame["event"] for frame in frames(answer, 1)] == ["house.event"]
 
 
-def test_one_caller_cannot_open_streams_without_end(server: Server) -> None:
+def test_one_caller_cannot_open_streams_without_end(server: HttpServer) -> None:
     with httpx.Client(
         base_url=server.url,
         headers={"authorization": f"Bearer {AMAL_TOKEN}"},
@@ -77,6 +77,6 @@ def test_one_caller_cannot_open_streams_without_end(server: Server) -> None:
             answer.close()
 
 
-def test_a_commit_without_listeners_costs_nothing(server: Server, house: SmallHouse) -> None:
+def test_a_commit_without_listeners_costs_nothing(server: HttpServer, house: SmallHouse) -> None:
     house.ledger.emit("bank")
     assert server.app.metrics.open_streams == 0

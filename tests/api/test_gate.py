@@ -3,10 +3,10 @@
 import httpx
 import pytest
 
+from falaj.api.http_server import HttpServer
 from falaj.api.routes import Router
-from falaj.api.server import Server
 from falaj.core.context import Actor
-from falaj.core.settings import Limits
+from falaj.core.settings import RequestLimits
 from tests.api.conftest import raw
 from tests.api.small import AMAL_TOKEN, HOUSE_TOKEN, SmallHouse, serving
 
@@ -20,7 +20,7 @@ FOREIGN_SITES = ["cross-site", "same-site", "weird", ""]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_a_foreign_host_name_is_refused_on_every_path(
-    server: Server, house: SmallHouse, host: str, method: str
+    server: HttpServer, house: SmallHouse, host: str, method: str
 ) -> None:
     name = host.replace("{port}", server.url.rpartition(":")[2])
     for path in ("/health", "/v1/echo/nothing"):
@@ -30,11 +30,11 @@ def test_a_foreign_host_name_is_refused_on_every_path(
     assert house.denials
 
 
-def test_a_request_without_host_is_refused(server: Server) -> None:
+def test_a_request_without_host_is_refused(server: HttpServer) -> None:
     assert raw(server, b"GET /health HTTP/1.0\r\n\r\n").split(b" ")[1] in (b"421", b"400")
 
 
-def test_two_hosts_or_two_tokens_are_refused(server: Server) -> None:
+def test_two_hosts_or_two_tokens_are_refused(server: HttpServer) -> None:
     host = server.url.partition("://")[2]
     two_hosts = f"GET /health HTTP/1.1\r\nhost: {host}\r\nhost: evil.example\r\n\r\n"
     two_tokens = (
@@ -55,7 +55,7 @@ def test_a_page_of_another_origin_changes_nothing(http: httpx.Client, house: Sma
     assert house.echo.seen == []
 
 
-def test_our_own_origin_and_no_origin_pass(server: Server, http: httpx.Client) -> None:
+def test_our_own_origin_and_no_origin_pass(server: HttpServer, http: httpx.Client) -> None:
     for headers in (
         {},
         {"origin": server.url},
@@ -65,7 +65,7 @@ def test_our_own_origin_and_no_origin_pass(server: Server, http: httpx.Client) -
         assert http.post("/v1/echo/nothing", headers=headers).status_code == 200
 
 
-def test_there_is_no_cors(http: httpx.Client, server: Server) -> None:
+def test_there_is_no_cors(http: httpx.Client, server: HttpServer) -> None:
     asked = {"origin": server.url, "access-control-request-method": "POST"}
     for got in (http.options("/v1/echo/say", headers=asked), http.get("/health", headers=asked)):
         assert not [name for name in got.headers if name.startswith("access-control-")]
@@ -84,7 +84,7 @@ def test_what_is_no_good_token_is_refused(anonymous: httpx.Client, header: str) 
     assert got.json()["code"] == "unauthenticated"
 
 
-def test_a_revoked_token_ends_within_the_bound(house: SmallHouse, http: httpx.Client, server: Server) -> None:
+def test_a_revoked_token_ends_within_the_bound(house: SmallHouse, http: httpx.Client, server: HttpServer) -> None:
     assert http.post("/v1/echo/nothing").status_code == 200
     asked = house.asked
     assert http.post("/v1/echo/nothing").status_code == 200
@@ -102,7 +102,7 @@ def test_an_expired_actor_is_not_remembered(house: SmallHouse, http: httpx.Clien
 
 
 def test_rates_are_counted_for_each_caller() -> None:
-    house = SmallHouse(limits=Limits(requests_per_s=0.001, burst=3))
+    house = SmallHouse(limits=RequestLimits(requests_per_s=0.001, burst=3))
     with serving(house) as server:
         with httpx.Client(
             base_url=server.url, headers={"authorization": f"Bearer {AMAL_TOKEN}"}, trust_env=False
@@ -116,7 +116,7 @@ def test_rates_are_counted_for_each_caller() -> None:
 
 
 def test_false_tokens_lock_out_nobody_at_the_same_address(
-    house: SmallHouse, server: Server, anonymous: httpx.Client, http: httpx.Client
+    house: SmallHouse, server: HttpServer, anonymous: httpx.Client, http: httpx.Client
 ) -> None:
     codes = [anonymous.get("/status", headers={"authorization": f"Bearer guess-{n}"}).status_code for n in range(50)]
     assert set(codes) == {401}
@@ -127,7 +127,7 @@ def test_false_tokens_lock_out_nobody_at_the_same_address(
 
 
 def test_refusals_are_recorded_but_cannot_flood_the_log() -> None:
-    house = SmallHouse(limits=Limits(denials_per_s=3))
+    house = SmallHouse(limits=RequestLimits(denials_per_s=3))
     with serving(house) as server, httpx.Client(base_url=server.url, trust_env=False) as nobody:
         for _ in range(40):
             nobody.get("/metrics")
@@ -150,7 +150,7 @@ def test_odd_keys_and_purposes_are_refused(http: httpx.Client, headers: dict[str
 
 
 def test_what_breaks_at_the_edge_itself_is_counted(
-    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: HttpServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
@@ -165,7 +165,7 @@ def test_what_breaks_at_the_edge_itself_is_counted(
     assert 'falaj_request_seconds_count{action="echo.get"}' not in got.text, "a stream takes what it takes"
 
 
-def test_metrics_are_for_the_house_only(server: Server, http: httpx.Client) -> None:
+def test_metrics_are_for_the_house_only(server: HttpServer, http: httpx.Client) -> None:
     assert http.get("/metrics").status_code == 403
     got = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {HOUSE_TOKEN}"}, trust_env=False)
     assert got.status_code == 200

@@ -20,14 +20,14 @@ import pytest
 from google.protobuf import json_format
 
 from falaj.api import tls
-from falaj.api.grpc import FeatureDoor, proto_text, serve_grpc
-from falaj.api.messages import CLASSES
+from falaj.api.grpc_messages import MESSAGE_CLASSES
+from falaj.api.grpc_server import FeatureGrpcServer, build_proto_text, create_grpc_server
 from falaj.asof.records import NOT_FOUND, NULL, PRESENT
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import FalajError, Invalid, Unavailable
+from falaj.core.operation import operation
 from falaj.core.ref import Ref
-from falaj.core.settings import Limits
-from falaj.core.verb import verb
+from falaj.core.settings import RequestLimits
 from tests.api.conftest import FREE
 from tests.api.small import AMAL_TOKEN, SmallHouse, every_error
 from tests.town import Town
@@ -56,10 +56,10 @@ class Desk:
         self.heard: list[dict[str, Any]] = []
         self.types: dict[str, str] | None = None
 
-    @verb(reads=("service", "model"), group="read")
+    @operation(reads=("service", "model"), group="read")
     def read(
         self,
-        ctx: Context,
+        ctx: CallContext,
         service: Ref,
         keys: dict[str, list[Any]],
         request: dict[str, list[Any]] | None = None,
@@ -94,27 +94,27 @@ def house() -> Held:
 
 
 @pytest.fixture
-def door(house: Held) -> Iterator[FeatureDoor]:
-    with serve_grpc(house, "127.0.0.1:0") as running:
+def door(house: Held) -> Iterator[FeatureGrpcServer]:
+    with create_grpc_server(house, "127.0.0.1:0") as running:
         yield running
 
 
 @pytest.fixture
-def channel(door: FeatureDoor) -> Iterator[grpc.Channel]:
+def channel(door: FeatureGrpcServer) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(door.address) as made:
         yield made
 
 
 def ask(name: str = "x", **keys: dict[str, Any]) -> Any:
-    columns = {key: CLASSES["Column"](**value) for key, value in keys.items()}
-    return CLASSES["ReadRequest"](service=f"service:fraud/{name}", keys=columns)
+    columns = {key: MESSAGE_CLASSES["Column"](**value) for key, value in keys.items()}
+    return MESSAGE_CLASSES["ReadRequest"](service=f"service:fraud/{name}", keys=columns)
 
 
 def read(channel: grpc.Channel, message: Any, metadata: Any = AMAL, method: str = READ, **options: Any) -> Any:
     call = channel.unary_unary(
         method,
         lambda one: one if isinstance(one, bytes) else one.SerializeToString(),
-        CLASSES["ReadResponse"].FromString,
+        MESSAGE_CLASSES["ReadResponse"].FromString,
     )
     return call(message, metadata=metadata, timeout=20, **options)
 
@@ -134,7 +134,7 @@ def test_values_of_every_type_come_back_as_they_went(house: Held, channel: grpc.
         blobs={"blobs": [b"\x00", b""]},
         gap={"ints": [7, 0], "nulls": [1]},
         none={"nulls": [0, 1]},
-        lists={"lists": [CLASSES["Column"](ints=[1, 2]), CLASSES["Column"]()]},
+        lists={"lists": [MESSAGE_CLASSES["Column"](ints=[1, 2]), MESSAGE_CLASSES["Column"]()]},
     )
     message.request["amount"].doubles.extend([1.5, math.nan])
     message.model = "model:fraud/scorer@v2"
@@ -161,7 +161,7 @@ def test_declared_types_decide_where_values_do_not(house: Held, channel: grpc.Ch
     house.features.types = {"a": "float64", "b": "bytes", "c": "int64", "d": "list[float32]"}
     message = ask(
         a={"strings": ["nan", "-inf"]}, b={"strings": ["00ff", ""]}, c={"nulls": [0, 1]},
-        d={"lists": [CLASSES["Column"](strings=["nan"]), CLASSES["Column"]()]},
+        d={"lists": [MESSAGE_CLASSES["Column"](strings=["nan"]), MESSAGE_CLASSES["Column"]()]},
     )  # fmt: skip
     response = read(channel, message)
     a, b, c, d = (response.columns[list(response.names).index(name)] for name in "abcd")
@@ -195,8 +195,11 @@ def test_other_methods_do_not_exist(channel: grpc.Channel) -> None:
         (ask(a={"ints": [1], "strings": ["x"]}), "more than one type"),
         (ask(a={"ints": [1], "nulls": [1]}), "nulls"),
         (ask(a={"nulls": [4_000_000_000]}), "nulls"),
-        (ask(a={"lists": [CLASSES["Column"](lists=[CLASSES["Column"](ints=[1])])]}), "more than one type"),
-        (CLASSES["ReadRequest"](service="nothing at all"), "reference"),
+        (
+            ask(a={"lists": [MESSAGE_CLASSES["Column"](lists=[MESSAGE_CLASSES["Column"](ints=[1])])]}),
+            "more than one type",
+        ),
+        (MESSAGE_CLASSES["ReadRequest"](service="nothing at all"), "reference"),
     ],
 )
 def test_a_request_that_means_nothing_is_invalid(channel: grpc.Channel, body: Any, why: str) -> None:
@@ -206,9 +209,9 @@ def test_a_request_that_means_nothing_is_invalid(channel: grpc.Channel, body: An
 
 
 def test_deep_nesting_is_refused(channel: grpc.Channel) -> None:
-    deep = CLASSES["Column"](ints=[1])
+    deep = MESSAGE_CLASSES["Column"](ints=[1])
     for _ in range(90):
-        deep = CLASSES["Column"](lists=[deep])
+        deep = MESSAGE_CLASSES["Column"](lists=[deep])
     raw = deep.SerializeToString()
     for _ in range(2000):  # deeper than any parser of ours would build
         head = len(raw)
@@ -218,7 +221,7 @@ def test_deep_nesting_is_refused(channel: grpc.Channel) -> None:
             head >>= 7
         raw = b"\x32" + bytes([*size, head]) + raw
     for column in (deep.SerializeToString(), raw):
-        entry = CLASSES["ReadRequest"](service="service:fraud/x").SerializeToString()
+        entry = MESSAGE_CLASSES["ReadRequest"](service="service:fraud/x").SerializeToString()
         inner = b"\x0a\x01a\x12" + _varint(len(column)) + column
         code, _ = refused(channel, entry + b"\x12" + _varint(len(inner)) + inner)
         assert code == grpc.StatusCode.INVALID_ARGUMENT
@@ -255,8 +258,10 @@ def test_every_error_keeps_its_code_message_and_hint(channel: grpc.Channel, capl
 
 def test_limits_hold(tmp_path: Path) -> None:
     del tmp_path
-    house = Held(limits=Limits(body_bytes=10_000, timeout_s=0.3, requests_per_s=0.001, burst=4, denials_per_s=1e6))
-    with serve_grpc(house, "127.0.0.1:0") as door, grpc.insecure_channel(door.address) as channel:
+    house = Held(
+        limits=RequestLimits(body_bytes=10_000, timeout_s=0.3, requests_per_s=0.001, burst=4, denials_per_s=1e6)
+    )
+    with create_grpc_server(house, "127.0.0.1:0") as door, grpc.insecure_channel(door.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             read(channel, ask(a={"strings": ["x" * 20_000]}))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -272,7 +277,7 @@ def test_limits_hold(tmp_path: Path) -> None:
 
 
 def test_a_callers_own_deadline_ends_the_wait(house: Held, channel: grpc.Channel) -> None:
-    call = channel.unary_unary(READ, lambda one: one.SerializeToString(), CLASSES["ReadResponse"].FromString)
+    call = channel.unary_unary(READ, lambda one: one.SerializeToString(), MESSAGE_CLASSES["ReadResponse"].FromString)
     with pytest.raises(grpc.RpcError) as caught:
         call(ask("slow", a={"ints": [1]}), metadata=AMAL, timeout=0.2)
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -281,7 +286,9 @@ def test_a_callers_own_deadline_ends_the_wait(house: Held, channel: grpc.Channel
 
 
 def test_a_stream_is_answered_in_order_until_it_is_refused(house: Held, channel: grpc.Channel) -> None:
-    call = channel.stream_stream(STREAM, lambda one: one.SerializeToString(), CLASSES["ReadResponse"].FromString)
+    call = channel.stream_stream(
+        STREAM, lambda one: one.SerializeToString(), MESSAGE_CLASSES["ReadResponse"].FromString
+    )
     answers = call(iter([ask(a={"ints": [n]}) for n in range(50)]), metadata=AMAL, timeout=20)
     assert [answer.columns[0].ints[0] for answer in answers] == list(range(50))
     answers = call(iter([ask(a={"ints": [1]}), ask("denied"), ask(a={"ints": [2]})]), metadata=AMAL, timeout=20)
@@ -306,7 +313,9 @@ def test_a_token_that_ends_ends_its_stream(house: Held, channel: grpc.Channel) -
             yield ask(a={"ints": [2]})
             gone.wait(0.01)
 
-    call = channel.stream_stream(STREAM, lambda one: one.SerializeToString(), CLASSES["ReadResponse"].FromString)
+    call = channel.stream_stream(
+        STREAM, lambda one: one.SerializeToString(), MESSAGE_CLASSES["ReadResponse"].FromString
+    )
     answers = call(asks(), metadata=AMAL, timeout=30)
     next(answers)
     house.tokens.clear()
@@ -317,20 +326,20 @@ def test_a_token_that_ends_ends_its_stream(house: Held, channel: grpc.Channel) -
 
 
 def test_many_callers_at_once(channel: grpc.Channel) -> None:
-    call = channel.unary_unary(READ, lambda one: one.SerializeToString(), CLASSES["ReadResponse"].FromString)
+    call = channel.unary_unary(READ, lambda one: one.SerializeToString(), MESSAGE_CLASSES["ReadResponse"].FromString)
     waiting = [call.future(ask(a={"ints": [n]}), metadata=AMAL, timeout=30) for n in range(300)]
     assert [one.result().columns[0].ints[0] for one in waiting] == list(range(300))
 
 
 def test_no_plain_door_to_the_outside(house: Held) -> None:
     with pytest.raises(Invalid, match="no TLS"):
-        serve_grpc(house, "0.0.0.0:0")
+        create_grpc_server(house, "0.0.0.0:0")
     with pytest.raises(Invalid, match="no address"):
-        serve_grpc(house, "here")
+        create_grpc_server(house, "here")
 
 
-def test_an_address_that_is_taken_is_said_so(house: Held, door: FeatureDoor) -> None:
-    second = serve_grpc(house, door.address)
+def test_an_address_that_is_taken_is_said_so(house: Held, door: FeatureGrpcServer) -> None:
+    second = create_grpc_server(house, door.address)
     with pytest.raises(Unavailable, match="cannot be listened on"):
         second.start()
     second.stop()
@@ -339,7 +348,7 @@ def test_an_address_that_is_taken_is_said_so(house: Held, door: FeatureDoor) -> 
 @contextmanager
 def apart(home: Path, *, mutual: bool = False) -> Iterator[str]:
     """A door with TLS in a process of its own: in this one somebody may have used grpc before us."""
-    code = "import sys, falaj.api.grpc; from tests.api.test_grpc import hold; hold(*sys.argv[1:])"
+    code = "import sys, falaj.api.grpc_server; from tests.api.test_grpc import hold; hold(*sys.argv[1:])"
     command = [sys.executable, "-c", code, str(home), "mutual" if mutual else ""]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout
@@ -351,16 +360,16 @@ def apart(home: Path, *, mutual: bool = False) -> Iterator[str]:
 
 def hold(home: str, mutual: str) -> None:
     """In that process: open, say where, and wait for the end of input."""
-    made = tls.local_tls(home, tls.local_names("127.0.0.1"), time.time())
-    chain = {"tls": tls.Tls(made.cert, made.key, made.ca, mutual=True)} if mutual else {}
-    with serve_grpc(Held(home=home, **chain), "127.0.0.1:0", own_ca=not mutual) as door:
+    made = tls.ensure_local_certificate(home, tls.list_local_names("127.0.0.1"), time.time())
+    chain = {"tls": tls.TlsSettings(made.cert, made.key, made.ca, mutual=True)} if mutual else {}
+    with create_grpc_server(Held(home=home, **chain), "127.0.0.1:0", own_ca=not mutual) as door:
         print(door.address, flush=True)
         sys.stdin.read()
 
 
 def test_tls_1_3_only_and_mutual_where_asked(tmp_path: Path) -> None:
-    made = tls.local_tls(str(tmp_path), tls.local_names("127.0.0.1"), time.time())
-    worker = tls.issue(str(tmp_path), "worker-7", time.time())
+    made = tls.ensure_local_certificate(str(tmp_path), tls.list_local_names("127.0.0.1"), time.time())
+    worker = tls.issue_client_certificate(str(tmp_path), "worker-7", time.time())
     ca, pair = Path(made.ca).read_bytes(), [Path(name).read_bytes() for name in (worker.key, worker.cert)]
     trusting = grpc.ssl_channel_credentials(ca)
     with apart(tmp_path) as address:
@@ -380,10 +389,12 @@ def test_tls_1_3_only_and_mutual_where_asked(tmp_path: Path) -> None:
 
 
 def test_a_renewed_certificate_is_shown(tmp_path: Path) -> None:
-    made = tls.local_tls(str(tmp_path), tls.local_names("127.0.0.1"), time.time())
+    made = tls.ensure_local_certificate(str(tmp_path), tls.list_local_names("127.0.0.1"), time.time())
     with apart(tmp_path) as address:
         _, first = handshake(address, made.ca)
-        tls.local_tls(str(tmp_path), (*tls.local_names("127.0.0.1"), "another.example"), time.time())
+        tls.ensure_local_certificate(
+            str(tmp_path), (*tls.list_local_names("127.0.0.1"), "another.example"), time.time()
+        )
         os.utime(made.cert, (1, 1))  # another time than before, however quick the test is
         assert handshake(address, made.ca)[1] != first
 
@@ -412,8 +423,8 @@ def handshake(address: str, ca: str, newest: ssl.TLSVersion = ssl.TLSVersion.TLS
 
 
 def test_the_proto_says_what_the_messages_are() -> None:
-    text = proto_text()
-    for message, cls in CLASSES.items():
+    text = build_proto_text()
+    for message, cls in MESSAGE_CLASSES.items():
         block = text.partition(f"message {message} {{")[2].partition("}")[0]
         for field in cls.DESCRIPTOR.fields:
             assert f" {field.name} = {field.number};" in block
@@ -422,7 +433,7 @@ def test_the_proto_says_what_the_messages_are() -> None:
 
 
 def test_http_alone_does_not_load_grpc() -> None:
-    code = "import sys, falaj.api.server; sys.exit('grpc' in sys.modules)"
+    code = "import sys, falaj.api.http_server; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -443,9 +454,9 @@ def test_the_real_house_reads_through_its_guard(tmp_path: Path) -> None:
     now = time.time_ns() // 1000
     row = {"customer_id": ["ana"], "at": [now], "amount": [12.5], "city": [None], "visits": [2**62]}
     amal.features.push("view:fraud/spend", row)
-    message = CLASSES["ReadRequest"](service="service:fraud/scorer")
+    message = MESSAGE_CLASSES["ReadRequest"](service="service:fraud/scorer")
     message.keys["customer_id"].strings.extend(["ana", "nobody"])
-    with serve_grpc(town.house, "127.0.0.1:0") as door, grpc.insecure_channel(door.address) as channel:
+    with create_grpc_server(town.house, "127.0.0.1:0") as door, grpc.insecure_channel(door.address) as channel:
         as_amal = (("authorization", f"Bearer {town.tokens['amal']}"), ("falaj-purpose", "fraud"))
         answer = read(channel, message, metadata=as_amal)
         got = dict(zip(answer.names, answer.columns, strict=True))

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode, checks
 
-from falaj.api.client import RemotePlatform
-from falaj.api.server import Server
+from falaj.api.http_server import HttpServer
+from falaj.api.remote_client import RemoteClient
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Unauthenticated
-from falaj.core.verb import verbs_of
-from falaj.platform import House, Platform, load_settings
+from falaj.core.operation import list_operations
+from falaj.server import LocalClient, Server, load_settings
 from tests.api.small import serving
 from tests.people import enroll, enroll_tenant
 
@@ -34,8 +34,8 @@ CHECKS = [
 class Open:
     """A real house behind a real listener, its first administrator and a tenant that is not the house."""
 
-    house: House
-    server: Server
+    house: Server
+    server: HttpServer
     token: str
     sara: str
     bank: str
@@ -48,9 +48,9 @@ class Open:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    house = House(load_settings(str(tmp_path_factory.mktemp("house") / "home"), {"listen": "127.0.0.1:0", **FREE}))
+    house = Server(load_settings(str(tmp_path_factory.mktemp("house") / "home"), {"listen": "127.0.0.1:0", **FREE}))
     token = house.bootstrap()
-    owner = Platform(house, house.owner())
+    owner = LocalClient(house, house.owner())
     sara = enroll(owner, "sara", ("data-scientist", "auditor"), jurisdiction="AE")
     bank = enroll_tenant(owner, "bank", admin="amal")
     try:
@@ -61,21 +61,21 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
 
 
 @pytest.fixture
-def there(opened: Open) -> Iterator[RemotePlatform]:
-    with RemotePlatform(opened.server.url, token=opened.token) as platform:
+def there(opened: Open) -> Iterator[RemoteClient]:
+    with RemoteClient(opened.server.url, token=opened.token) as platform:
         yield platform
 
 
 @pytest.fixture
-def sara(opened: Open) -> Iterator[RemotePlatform]:
+def sara(opened: Open) -> Iterator[RemoteClient]:
     """Somebody who works with data; an administrator may not."""
-    with RemotePlatform(opened.server.url, token=opened.sara) as platform:
+    with RemoteClient(opened.server.url, token=opened.sara) as platform:
         yield platform
 
 
 def test_every_verb_of_every_desk_has_a_route_and_nobody_gets_in(opened: Open) -> None:
     paths = {route.path for route in opened.server.app.router.routes()}
-    wanted = {f"/v1/{name}/{verb}" for name, desk in opened.house.desks.items() for verb in verbs_of(type(desk))}
+    wanted = {f"/v1/{name}/{verb}" for name, desk in opened.house.desks.items() for verb in list_operations(type(desk))}
     assert wanted <= paths
     with httpx.Client(base_url=opened.server.url, trust_env=False) as nobody:
         for path in sorted(wanted):
@@ -140,12 +140,12 @@ def test_the_same_call_gives_the_same_in_process_and_over_http(
     del name
     outcomes = []
     for where in ("process", "http"):
-        house = House(load_settings(str(tmp_path / where), {"listen": "127.0.0.1:0"}))
+        house = Server(load_settings(str(tmp_path / where), {"listen": "127.0.0.1:0"}))
         token = house.bootstrap()
         if where == "process":
-            outcomes.append(_outcome(lambda: call(Platform(house, house.authenticate(token)))))  # noqa: B023
+            outcomes.append(_outcome(lambda: call(LocalClient(house, house.authenticate(token)))))  # noqa: B023
         else:
-            with serving(house) as server, RemotePlatform(server.url, token=token) as there:
+            with serving(house) as server, RemoteClient(server.url, token=token) as there:
                 outcomes.append(_outcome(lambda: call(there)))
         house.close()
     assert outcomes[0] == outcomes[1]
@@ -162,7 +162,7 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, ...]:
         return "error", type(error), error.message, error.hint, error.ref
 
 
-def test_bytes_go_there_and_come_back(sara: RemotePlatform) -> None:
+def test_bytes_go_there_and_come_back(sara: RemoteClient) -> None:
     data = bytes(range(256)) * 40_000
     ref = sara.store.put("blob:fraud/large", data, label="AE-PDPL")
     assert str(ref) == "blob:fraud/large@v1"
@@ -171,7 +171,7 @@ def test_bytes_go_there_and_come_back(sara: RemotePlatform) -> None:
     assert sara.get("/r/zone:house/home")["id"] == "home"
 
 
-def test_another_tenant_sees_nothing_of_it(opened: Open, sara: RemotePlatform) -> None:
+def test_another_tenant_sees_nothing_of_it(opened: Open, sara: RemoteClient) -> None:
     sara.store.put("blob:fraud/hidden", b"secret bytes")
     with opened.client(opened.bank) as bank:
         foreign, absent = bank.get("/r/blob:fraud/hidden"), bank.get("/r/blob:fraud/never")
@@ -202,7 +202,7 @@ def test_a_named_request_is_done_once(opened: Open) -> None:
     assert (other.status_code, other.json()["code"]) == (409, "conflict")
 
 
-def test_events_of_the_house_are_heard(there: RemotePlatform, sara: RemotePlatform) -> None:
+def test_events_of_the_house_are_heard(there: RemoteClient, sara: RemoteClient) -> None:
     there.people.add("heard", ("auditor",))
     cursor, event = next(sara.events(verb="people.add"))
     assert event.verb == "people.add"
@@ -213,9 +213,9 @@ def test_events_of_the_house_are_heard(there: RemotePlatform, sara: RemotePlatfo
         next(there.events())  # an administrator is no auditor
 
 
-def test_a_removed_person_is_refused_at_once(opened: Open, there: RemotePlatform) -> None:
+def test_a_removed_person_is_refused_at_once(opened: Open, there: RemoteClient) -> None:
     token = enroll(there, "leaver", ("auditor",))
-    with RemotePlatform(opened.server.url, token=token) as leaver:
+    with RemoteClient(opened.server.url, token=token) as leaver:
         assert leaver.people.whoami().id == "leaver"
         there.people.remove("leaver")
         with pytest.raises(Unauthenticated):

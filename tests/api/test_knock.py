@@ -13,8 +13,8 @@ import pytest
 
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
-from falaj.flows.knock import MOST_BODY
-from falaj.flows.signatures import headers_for
+from falaj.flows.inbound_webhooks import MAX_BODY_BYTES
+from falaj.flows.webhook_signatures import sign_message
 from tests.api.small import serving
 from tests.people import enroll
 from tests.town import Town, refusal
@@ -52,7 +52,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
         app = server.app
         route = next(one for one in app.router.routes() if one.path == "/v1/knock/{door}")
         bell: Any = route.serve
-        yield Outside(town, http, bell.__self__._rates._levels, app.gate._failures._levels)
+        yield Outside(town, http, bell.__self__._message_rates._levels, app.gate._false_signature_rates._levels)
     town.close()
 
 
@@ -66,7 +66,7 @@ def test_a_signed_message_is_heard_once_as_its_owner(outside: Outside) -> None:
     opened = outside.town.as_("mona").flows.listen(KNOCK, {"branch": "ref", "sha": "commits.0.id", "none": "a.b"})
     assert opened.secret.startswith("whsec_")
     body = json.dumps({"ref": "main", "commits": [{"id": "abc"}], "token": "not taken"}).encode()
-    signed = headers_for([opened.secret.encode()], "msg_1", int(time.time()), body)
+    signed = sign_message([opened.secret.encode()], "msg_1", int(time.time()), body)
     got = outside.send(opened.path, body, signed)
     assert (got.status_code, got.json()) == (200, {"heard": True})
     (event,) = outside.heard()
@@ -88,13 +88,13 @@ def test_everybody_else_hears_the_same(outside: Outside) -> None:
     town, now = outside.town, int(time.time())
     opened = town.as_("mona").flows.listen("knock:fraud/other")
     key, body = opened.secret.encode(), b"{}"
-    good = headers_for([key], "msg_2", now, body)
+    good = sign_message([key], "msg_2", now, body)
     tries = [
         (opened.path, body, {}),
         (opened.path, b"[]", good),
         (opened.path, body, {**good, "webhook-timestamp": str(now - 400)}),
-        (opened.path, body, headers_for([key], "msg_2", now - 400, body)),
-        (opened.path, body, headers_for([b"x" * 32], "msg_2", now, body)),
+        (opened.path, body, sign_message([key], "msg_2", now - 400, body)),
+        (opened.path, body, sign_message([b"x" * 32], "msg_2", now, body)),
         (opened.path, body, {"authorization": "Bearer nonsense"}),
         (opened.path[:-3] + "AAA", body, good),
         ("/v1/knock/nothing", body, good),
@@ -115,7 +115,7 @@ def test_guesses_are_slowed_down_and_one_door_is_not_flooded(outside: Outside) -
     outside.rest()
     opened = outside.town.as_("mona").flows.listen("knock:fraud/busy")
     key, now = opened.secret.encode(), int(time.time())
-    sent = [outside.send(opened.path, b"{}", headers_for([key], f"m{n}", now, b"{}")) for n in range(45)]
+    sent = [outside.send(opened.path, b"{}", sign_message([key], f"m{n}", now, b"{}")) for n in range(45)]
     assert {one.status_code for one in sent} == {200, 429}
 
 
@@ -135,7 +135,7 @@ def test_github_is_understood_and_bad_bodies_are_refused_after_the_signature(out
     assert [one.body["repo"] for one in outside.heard() if one.subject.name == "gh"] == ["scoring"]
     for bad in (b"no json", b"[" * 5000, b"\xff\xfe", b'{"a": NaN'):
         assert outside.send(opened.path, bad, sign(bad)).status_code == 400, bad
-    large = b'"' + b"a" * MOST_BODY + b'"'
+    large = b'"' + b"a" * MAX_BODY_BYTES + b'"'
     assert outside.send(opened.path, large, sign(large)).status_code == 413
     plain = {**sign(good), "content-type": "text/plain"}
     assert outside.send(opened.path, good, plain).status_code == 415
@@ -149,7 +149,7 @@ def test_an_owner_who_is_gone_opens_nothing_and_neither_does_what_was_muted(outs
     key = opened.secret.encode()
 
     def code(name: str) -> int:
-        return outside.send(opened.path, b"{}", headers_for([key], name, int(time.time()), b"{}")).status_code
+        return outside.send(opened.path, b"{}", sign_message([key], name, int(time.time()), b"{}")).status_code
 
     assert code("a") == 200
     town.as_("fatima").people.suspend("lina")

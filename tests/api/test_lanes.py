@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from falaj.api import lanes as lanes_module
-from falaj.api.lanes import BATCH, TOGETHER, WAITING, Carried, Lanes, Outcome
-from falaj.core.errors import Stale, Unavailable
-from falaj.core.ports import Key
+from falaj.api import call_executor as lanes_module
+from falaj.api.call_executor import (
+    MAX_BATCH_CALLS,
+    MAX_GROUP_TRIES,
+    MAX_WAITING_CALLS,
+    AsyncCommit,
+    CallExecutor,
+    CallOutcome,
+)
+from falaj.core.errors import StaleRevision, Unavailable
+from falaj.core.ports import RecordKey
 from tests.servers.process import wait_until
 
 
@@ -37,7 +44,7 @@ class Groups:
             raise OSError("disk full")
         if self.meets:
             self.meets -= 1
-            raise Stale("another writer", "call again")
+            raise StaleRevision("another writer", "call again")
 
     def call(self, value: int) -> int:
         self.calls += 1
@@ -51,7 +58,7 @@ def test_calls_that_wait_share_a_commit_and_are_answered_after_it() -> None:
     groups = Groups()
 
     async def story() -> None:
-        lanes = Lanes(groups.group)
+        lanes = CallExecutor(groups.group)
         lanes.start()
         groups.gate.clear()
         first = lanes.inside(groups.call, 0)
@@ -76,9 +83,9 @@ def test_what_is_to_be_read_at_one_moment_is_read_together_and_fails_for_nobody_
         read.append(what)
 
     async def story() -> None:
-        lanes = Lanes(groups.group)
+        lanes = CallExecutor(groups.group)
         lanes.start()
-        busy = [lanes.outside(let_go.wait, 20) for _ in range(lanes_module.OUTSIDE)]
+        busy = [lanes.outside(let_go.wait, 20) for _ in range(lanes_module.MAX_OUTSIDE_THREADS)]
         lanes.beside(lambda: note("first"))
         lanes.beside(lambda: groups.call(-1) and None)
         lanes.beside(lambda: note("second"))
@@ -100,7 +107,7 @@ def test_one_broken_call_leaves_its_neighbours_alone_and_a_broken_commit_none() 
     groups = Groups()
 
     async def story() -> None:
-        lanes = Lanes(groups.group)
+        lanes = CallExecutor(groups.group)
         lanes.start()
         good, bad = await asyncio.gather(lanes.inside(groups.call, 1), lanes.inside(groups.call, -1))
         assert (good.value, good.error) == (1, None)
@@ -113,18 +120,20 @@ def test_one_broken_call_leaves_its_neighbours_alone_and_a_broken_commit_none() 
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("meets", [1, TOGETHER])
+@pytest.mark.parametrize("meets", [1, MAX_GROUP_TRIES])
 def test_a_group_that_met_others_is_run_again_and_at_last_one_by_one(meets: int) -> None:
     groups = Groups()
     groups.meets = meets
 
     async def story() -> None:
-        lanes = Lanes(groups.group, inline=True)
+        lanes = CallExecutor(groups.group, runs_inline=True)
         lanes.start()
         good, bad = await asyncio.gather(lanes.short(groups.call, 1), lanes.short(groups.call, -1))
         assert (good.value, good.error) == (1, None)
         assert isinstance(bad.error, ValueError)
-        assert (len(groups.sizes), groups.calls) == ((2, 4) if meets == 1 else (TOGETHER, 2 * TOGETHER + 2))
+        assert (len(groups.sizes), groups.calls) == (
+            (2, 4) if meets == 1 else (MAX_GROUP_TRIES, 2 * MAX_GROUP_TRIES + 2)
+        )
         lanes.stop()
 
     asyncio.run(story())
@@ -134,14 +143,14 @@ def test_short_calls_of_one_moment_share_a_commit_on_the_loop_itself() -> None:
     groups = Groups()
 
     async def story() -> None:
-        lanes = Lanes(groups.group, inline=True)
+        lanes = CallExecutor(groups.group, runs_inline=True)
         lanes.start()
         outcomes = await asyncio.gather(*(lanes.short(groups.call, n) for n in range(-1, 30)))
         assert isinstance(outcomes[0].error, ValueError)
         assert [outcome.value for outcome in outcomes[1:]] == list(range(30))
         assert groups.sizes == [31]
-        await asyncio.gather(*(lanes.short(groups.call, n) for n in range(BATCH + 5)))
-        assert groups.sizes == [31, BATCH, 5]
+        await asyncio.gather(*(lanes.short(groups.call, n) for n in range(MAX_BATCH_CALLS + 5)))
+        assert groups.sizes == [31, MAX_BATCH_CALLS, 5]
         groups.fail = True
         ended = await asyncio.gather(*(lanes.short(groups.call, n) for n in range(5)))
         assert all(isinstance(outcome.error, OSError) and outcome.value is None for outcome in ended)
@@ -154,12 +163,12 @@ def test_the_queue_has_an_end() -> None:
     groups = Groups()
 
     async def story() -> None:
-        lanes = Lanes(groups.group)
+        lanes = CallExecutor(groups.group)
         lanes.start()
         groups.gate.clear()
         waiting = [lanes.inside(groups.call, 0)]
         await asyncio.get_running_loop().run_in_executor(None, groups.begun.wait, 20)
-        waiting += [lanes.inside(groups.call, n) for n in range(WAITING)]
+        waiting += [lanes.inside(groups.call, n) for n in range(MAX_WAITING_CALLS)]
         with pytest.raises(Unavailable):
             lanes.inside(groups.call, 1)
         groups.gate.set()
@@ -173,7 +182,7 @@ def test_stopping_finishes_what_was_taken_in() -> None:
     groups = Groups()
 
     async def story() -> None:
-        lanes = Lanes(groups.group, lanes=3)
+        lanes = CallExecutor(groups.group, read_threads=3)
         lanes.start()
         waiting = [lanes.inside(groups.call, n) for n in range(500)]
         await asyncio.get_running_loop().run_in_executor(None, lanes.stop)
@@ -186,7 +195,7 @@ def test_a_question_does_not_wait_for_a_change() -> None:
     groups = Groups()
 
     async def story() -> None:
-        lanes = Lanes(groups.group)
+        lanes = CallExecutor(groups.group)
         lanes.start()
         held = threading.Event()
         change = lanes.short(held.wait, 20)
@@ -200,11 +209,11 @@ def test_a_question_does_not_wait_for_a_change() -> None:
 
 
 def test_what_does_not_end_is_left_and_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(lanes_module, "LEAST_S", 0.2)
+    monkeypatch.setattr(lanes_module, "MIN_STOP_TIMEOUT_S", 0.2)
     held, groups = threading.Event(), Groups()
 
     async def story() -> None:
-        lanes = Lanes(groups.group)
+        lanes = CallExecutor(groups.group)
         lanes.start()
         ended = await lanes.outside(groups.call, 1)
         assert ended.value == 1
@@ -219,19 +228,21 @@ def test_what_does_not_end_is_left_and_told(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_what_calls_will_look_at_is_told_to_their_group_before_the_first_runs() -> None:
-    groups, told = Groups(), list[tuple[int, list[Key]]]()
-    one, two = Key("t", "run", "p", "one"), Key("t", "run", "p", "two")
+    groups, told = Groups(), list[tuple[int, list[RecordKey]]]()
+    one, two = RecordKey("t", "run", "p", "one"), RecordKey("t", "run", "p", "two")
 
     async def story() -> None:
-        lanes = Lanes(groups.group, ahead=lambda keys: told.append((groups.calls, list(keys))))
+        lanes = CallExecutor(groups.group, plan_reads=lambda keys: told.append((groups.calls, list(keys))))
         lanes.start()
         groups.gate.clear()
         first = lanes.short(groups.call, 0)
         await asyncio.get_running_loop().run_in_executor(None, groups.begun.wait, 20)
-        others = [lanes.short(groups.call, n, needs=needs) for n, needs in ((1, (one,)), (2, ()), (3, (two, one)))]
+        others = [
+            lanes.short(groups.call, n, needed_keys=needs) for n, needs in ((1, (one,)), (2, ()), (3, (two, one)))
+        ]
         groups.gate.set()
         await asyncio.gather(first, *others)
-        await lanes.outside(groups.call, 4, needs=(one,))
+        await lanes.outside(groups.call, 4, needed_keys=(one,))
         lanes.stop()
 
     asyncio.run(story())
@@ -245,7 +256,7 @@ class Carrying:
         self._groups = groups
         self.stands = False
         self.known, self.there = True, False
-        self.fetched: list[Sequence[Key]] = []
+        self.fetched: list[Sequence[RecordKey]] = []
         self.sent: list[Callable[[BaseException | None], None]] = []
         self.opened, self.left = threading.Event(), threading.Event()
 
@@ -260,10 +271,10 @@ class Carrying:
     def close(self) -> None:
         self.stands = False
 
-    def at_hand(self, keys: Sequence[Key]) -> bool:
+    def at_hand(self, keys: Sequence[RecordKey]) -> bool:
         return self.known and bool(keys)
 
-    def fetch(self, keys: Sequence[Key]) -> None:
+    def fetch(self, keys: Sequence[RecordKey]) -> None:
         self.fetched.append(keys)
         self.known |= self.there
 
@@ -293,19 +304,21 @@ class Apart:
         self._group.__exit__(*exc)
 
 
-def carrying(groups: Groups, story: Callable[[Lanes, Carrying, Callable[[int], asyncio.Future[Outcome]]], Any]) -> None:
+def carrying(
+    groups: Groups, story: Callable[[CallExecutor, Carrying, Callable[[int], asyncio.Future[CallOutcome]]], Any]
+) -> None:
     """Run a story with lanes that carry, and a way to ask for a light call of some number."""
     courier = Carrying(groups)
-    lanes = Lanes(groups.group, carried=Carried(courier, lambda: Apart(courier)))  # type: ignore[arg-type]
+    lanes = CallExecutor(groups.group, async_commit=AsyncCommit(courier, lambda: Apart(courier)))  # type: ignore[arg-type]
     assert lanes.carries
 
     async def whole() -> None:
         lanes.start()
         assert courier.opened.wait(20)
 
-        def ask(value: int) -> asyncio.Future[Outcome]:
-            future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            lanes.light(groups.call, value, needs=(KEY,), to=future)
+        def ask(value: int) -> asyncio.Future[CallOutcome]:
+            future: asyncio.Future[CallOutcome] = asyncio.get_running_loop().create_future()
+            lanes.light(groups.call, value, needed_keys=(KEY,), receiver=future)
             return future
 
         await story(lanes, courier, ask)
@@ -314,13 +327,13 @@ def carrying(groups: Groups, story: Callable[[Lanes, Carrying, Callable[[int], a
     asyncio.run(whole())
 
 
-KEY = Key("t", "k", "p", "n")
+KEY = RecordKey("t", "k", "p", "n")
 
 
 def test_light_calls_run_on_the_loop_and_are_answered_when_their_group_is_durable() -> None:
     groups = Groups()
 
-    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+    async def story(lanes: CallExecutor, courier: Carrying, ask: Callable[[int], asyncio.Future[CallOutcome]]) -> None:
         first = [ask(1), ask(-1)]
         await asyncio.sleep(0)
         assert groups.calls == 2
@@ -344,9 +357,9 @@ def test_light_calls_run_on_the_loop_and_are_answered_when_their_group_is_durabl
 
 def test_who_calls_alone_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     groups, gave = Groups(), list[int]()
-    monkeypatch.setattr(lanes_module, "_yield", lambda: gave.append(groups.calls))
+    monkeypatch.setattr(lanes_module, "_yield_processor", lambda: gave.append(groups.calls))
 
-    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+    async def story(lanes: CallExecutor, courier: Carrying, ask: Callable[[int], asyncio.Future[CallOutcome]]) -> None:
         for value in range(2):
             alone = ask(value)
             await asyncio.sleep(0)
@@ -370,10 +383,10 @@ def test_who_calls_alone_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_cannot_be_carried_is_run_again_by_the_lane() -> None:
     groups = Groups()
 
-    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+    async def story(lanes: CallExecutor, courier: Carrying, ask: Callable[[int], asyncio.Future[CallOutcome]]) -> None:
         some = [ask(1), ask(2)]
         await asyncio.sleep(0)
-        courier.end(Stale("not at hand", "call again"))
+        courier.end(StaleRevision("not at hand", "call again"))
         assert [(await one).value for one in some] == [1, 2]
         assert groups.calls == 4
         courier.known = False
@@ -392,7 +405,7 @@ def test_what_cannot_be_carried_is_run_again_by_the_lane() -> None:
 def test_what_is_not_at_hand_is_fetched_and_then_carried() -> None:
     groups = Groups()
 
-    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+    async def story(lanes: CallExecutor, courier: Carrying, ask: Callable[[int], asyncio.Future[CallOutcome]]) -> None:
         courier.known, courier.there = False, True
         one = ask(1)
         assert await asyncio.to_thread(courier.left.wait, 20)
@@ -408,7 +421,7 @@ def test_what_is_not_at_hand_is_fetched_and_then_carried() -> None:
 def test_calls_that_wait_for_the_courier_go_on_without_it(gone: str) -> None:
     groups = Groups()
 
-    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+    async def story(lanes: CallExecutor, courier: Carrying, ask: Callable[[int], asyncio.Future[CallOutcome]]) -> None:
         first = ask(1)
         await asyncio.sleep(0)
         late = ask(2)
@@ -424,9 +437,9 @@ def test_calls_that_wait_for_the_courier_go_on_without_it(gone: str) -> None:
 
 
 def test_light_calls_that_wait_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "WAITING", 2)
+    monkeypatch.setattr(lanes_module, "MAX_WAITING_CALLS", 2)
 
-    async def story(lanes: Lanes, courier: Carrying, ask: Callable[[int], asyncio.Future[Outcome]]) -> None:
+    async def story(lanes: CallExecutor, courier: Carrying, ask: Callable[[int], asyncio.Future[CallOutcome]]) -> None:
         del lanes
         some = [ask(1), ask(2)]
         with pytest.raises(Unavailable):

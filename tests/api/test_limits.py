@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.api.limits import Buckets
+from falaj.api.rate_limits import TokenBuckets
 
 
 @given(st.lists(st.floats(0, 2), max_size=60), st.floats(0.1, 50), st.integers(1, 20))
 def test_no_more_than_the_burst_and_what_came_back(gaps: list[float], per_s: float, burst: int) -> None:
-    buckets, now, taken = Buckets(per_s, burst), 0.0, 0
+    buckets, now, taken = TokenBuckets(per_s, burst), 0.0, 0
     for gap in gaps:
         now += gap
         wait = buckets.take("amal", now)
@@ -19,7 +19,7 @@ def test_no_more_than_the_burst_and_what_came_back(gaps: list[float], per_s: flo
 
 
 def test_callers_do_not_share_and_the_oldest_is_forgotten() -> None:
-    buckets = Buckets(0.001, 1, kept=2)
+    buckets = TokenBuckets(0.001, 1, max_keys=2)
     assert [buckets.take(who, 0.0) > 0 for who in ("a", "a", "b", "c", "a", "c")] == [
         False,
         True,
@@ -31,11 +31,11 @@ def test_callers_do_not_share_and_the_oldest_is_forgotten() -> None:
 
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:
-    buckets = Buckets(1.0, 2)
+    buckets = TokenBuckets(1.0, 2)
     assert [buckets.take("a", now) > 0 for now in (100.0, 50.0, 50.0)] == [False, False, True]
 
 
 def test_a_rate_of_nothing_never_comes_back() -> None:
-    buckets = Buckets(0.0, 1)
+    buckets = TokenBuckets(0.0, 1)
     buckets.take("a", 0.0)
     assert buckets.take("a", 1e9) == 3600.0

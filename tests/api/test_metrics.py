@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from falaj.api import figures
-from falaj.api.figures import Figures
-from falaj.api.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Metrics, buckets, by, exposition
+from falaj.api import platform_metrics
+from falaj.api.metrics import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    EdgeMetrics,
+    MetricFamily,
+    format_families,
+    make_histogram_rows,
+    make_labelled_family,
+)
+from falaj.api.platform_metrics import PlatformMetrics
 from falaj.core.errors import Unavailable
-from falaj.store.loop import Loops
+from falaj.store.reconcile_loop import LoopRunner
 from tests.town import Town
 
 
@@ -26,7 +35,7 @@ from tests.town import Town
     ],
 )
 def test_what_is_written_is_read_again(values: dict[str, float]) -> None:
-    (family,) = parsed(exposition([by("name", "falaj_x", "Something.", values)]).decode())
+    (family,) = parsed(format_families([make_labelled_family("name", "falaj_x", "Something.", values)]).decode())
     assert (family.type, family.documentation) == ("gauge", "Something.")
     assert {one.labels["name"]: one.value for one in family.samples} == {
         key: pytest.approx(value) for key, value in values.items()
@@ -34,8 +43,8 @@ def test_what_is_written_is_read_again(values: dict[str, float]) -> None:
 
 
 def test_histograms_add_up() -> None:
-    rows = buckets({"a": "b"}, (0.1, 2.5), (3, 0, 4), 9.5)
-    (family,) = parsed(exposition([Family("falaj_x_seconds", "Time.", HISTOGRAM, rows)]).decode())
+    rows = make_histogram_rows({"a": "b"}, (0.1, 2.5), (3, 0, 4), 9.5)
+    (family,) = parsed(format_families([MetricFamily("falaj_x_seconds", "Time.", HISTOGRAM, rows)]).decode())
     found = {(one.name, one.labels.get("le")): one.value for one in family.samples}
     assert found == {
         ("falaj_x_seconds_bucket", "0.1"): 3, ("falaj_x_seconds_bucket", "2.5"): 3,
@@ -44,12 +53,12 @@ def test_histograms_add_up() -> None:
 
 
 def test_the_edge_counts_answers() -> None:
-    metrics = Metrics()
+    metrics = EdgeMetrics()
     for seconds in (0.0005, 0.2, 60.0):
         metrics.count("jobs.add", 200, seconds)
     metrics.count("store.get", 200)  # bulk: an answer, and no time
     metrics.refused["denied"] += 1
-    found = {family.name: family for family in parsed(exposition(metrics.families()).decode())}
+    found = {family.name: family for family in parsed(format_families(metrics.families()).decode())}
     assert [one.value for one in found["falaj_requests"].samples] == [3, 1]
     assert found["falaj_request_seconds"].samples[-1].value == 3
     assert found["falaj_refused"].samples[0].labels == {"reason": "denied"}
@@ -62,19 +71,19 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     made.close()
 
 
-def named(found: list[Family]) -> dict[str, Family]:
+def named(found: list[MetricFamily]) -> dict[str, MetricFamily]:
     assert len({family.name for family in found}) == len(found), "a family is written once"
     return {family.name: family for family in found}
 
 
-def value(family: Family, **labels: str) -> float:
+def value(family: MetricFamily, **labels: str) -> float:
     return next(number for _, told, number in family.rows if labels.items() <= told.items())
 
 
 def test_every_room_is_counted(town: Town, tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("1\n")
     town.as_("salem").catalog.publish("dataset:fraud/tx", str(tmp_path), label="AE-PDPL,sensitive,purpose=fraud")
-    found = named(Figures(town.house).families())
+    found = named(PlatformMetrics(town.house).families())
     assert value(found["falaj_catalog_versions"], kind="dataset") == 1
     assert value(found["falaj_blobs_bytes"], zone="ae-dubai") > 0
     assert value(found["falaj_ledger_events_total"], verb="catalog.publish") == 1
@@ -97,27 +106,27 @@ def test_figures_are_kept_a_while_and_a_room_that_fails_keeps_its_last(
 ) -> None:
     counted: list[int] = []
 
-    def part(look: Any) -> list[Family]:
+    def part(look: Any) -> list[MetricFamily]:
         counted.append(1)
         if len(counted) > 1:
             raise Unavailable("the store is away", "later")
-        return [by("a", "falaj_test", "Test.", {"b": 1.0})]
+        return [make_labelled_family("a", "falaj_test", "Test.", {"b": 1.0})]
 
-    monkeypatch.setattr(figures, "PARTS", {"jobs": (math.inf, part)})
-    mine = Figures(town.house)
+    monkeypatch.setattr(platform_metrics, "METRICS_COLLECTORS", {"jobs": (math.inf, part)})
+    mine = PlatformMetrics(town.house)
     assert value(named(mine.families())["falaj_test"]) == 1
     assert value(named(mine.families())["falaj_test"]) == 1
     assert len(counted) == 1
-    monkeypatch.setattr(figures, "PARTS", {"jobs": (0.0, part)})
-    mine._kept.clear()
+    monkeypatch.setattr(platform_metrics, "METRICS_COLLECTORS", {"jobs": (0.0, part)})
+    mine._cached_families.clear()
     found = named(mine.families())
     assert "falaj_test" not in found
     assert value(found["falaj_figures_failed_total"], room="jobs") == 1
 
 
 def test_no_more_is_counted_than_the_bound(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST", 1)
-    found = named(Figures(town.house).families())
+    monkeypatch.setattr(platform_metrics, "MAX_COUNTED_RECORDS", 1)
+    found = named(PlatformMetrics(town.house).families())
     assert value(found["falaj_figures_cut"], room="store") == 1
 
 
@@ -125,20 +134,20 @@ def test_loops_say_how_they_do(town: Town) -> None:
     class Rests:
         name, every_s = "rests", 1.0
 
-        def step(self, turn: Any) -> bool:
-            del turn
+        def step(self, iteration: Any) -> bool:
+            del iteration
             return False
 
     class Fails(Rests):
         name = "fails"
 
-        def step(self, turn: Any) -> bool:
+        def step(self, iteration: Any) -> bool:
             raise Unavailable("away", "later")
 
-    loops = Loops(town.house.ledger, "me", [Rests(), Fails()])
+    loops = LoopRunner(town.house.ledger, "me", [Rests(), Fails()])
     loops.run_once()
     house = SimpleNamespace(turned=loops.turned)
-    found = named(list(figures._loops(house)))  # type: ignore[arg-type]
+    found = named(list(platform_metrics._loop_families(house)))  # type: ignore[arg-type]
     assert [value(found["falaj_loop_steps_total"], loop=name) for name in ("rests", "fails")] == [1, 1]
     assert [value(found["falaj_loop_failures_total"], loop=name) for name in ("rests", "fails")] == [0, 1]
     assert value(found["falaj_loop_leads"], loop="rests") == 1

@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api import connection
+from falaj.api import http_connection
+from falaj.api.http_server import HttpServer
 from falaj.api.quick import BODY_BYTES
-from falaj.api.server import Server
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import NotFound
-from falaj.core.settings import Limits
-from falaj.core.verb import verb
+from falaj.core.operation import operation
+from falaj.core.settings import RequestLimits
 from tests.api.conftest import FREE
 from tests.api.small import AMAL_TOKEN, Echo, SmallHouse, serving
 from tests.servers.process import wait_until
@@ -24,8 +24,8 @@ PATH = "/v1/echo/again"
 class Often(Echo):
     """Says back what it hears, often."""
 
-    @verb(often=True)
-    def again(self, ctx: Context, text: str = "", other: str = "") -> str:
+    @operation(is_high_rate=True)
+    def again(self, ctx: CallContext, text: str = "", other: str = "") -> str:
         """Say it back."""
         if text == "break":
             raise ZeroDivisionError("secret in /etc/falaj/keys")
@@ -98,7 +98,7 @@ def test_what_is_odd_goes_the_ordinary_way(
 
 
 def test_who_asks_too_fast_is_refused(slow: list[str]) -> None:
-    house = often(SmallHouse(limits=Limits(requests_per_s=0.001, burst=3, denials_per_s=1e6)))
+    house = often(SmallHouse(limits=RequestLimits(requests_per_s=0.001, burst=3, denials_per_s=1e6)))
     with serving(house) as server, _client(server) as http:
         assert [http.post(PATH, json={}).status_code for _ in range(5)] == [200, 200, 200, 429, 429]
     assert len(slow) == 3  # the first, who was not known yet, and those that were refused
@@ -109,7 +109,7 @@ def test_a_token_that_ended_is_asked_for_again(house: SmallHouse, known: httpx.C
     wait_until(lambda: known.post(PATH, json={}).status_code == 401, 20)
 
 
-def test_requests_in_one_piece_and_in_many_are_answered_in_order(server: Server, known: httpx.Client) -> None:
+def test_requests_in_one_piece_and_in_many_are_answered_in_order(server: HttpServer, known: httpx.Client) -> None:
     def asked(text: str, path: str = PATH) -> bytes:
         body = json.dumps({"text": text}).encode()
         host = server.url.partition("://")[2]
@@ -129,8 +129,8 @@ def test_requests_in_one_piece_and_in_many_are_answered_in_order(server: Server,
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 0.3)
-    with serving(often(SmallHouse(limits=Limits(timeout_s=0.3)))) as server, _client(server) as http:
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.3)
+    with serving(often(SmallHouse(limits=RequestLimits(timeout_s=0.3)))) as server, _client(server) as http:
         assert http.post(PATH, json={}).status_code == 200
         head = (
             f"POST {PATH} HTTP/1.1\r\nhost: {server.url.partition('://')[2]}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n"
@@ -146,11 +146,11 @@ def test_it_is_not_quick_where_a_store_is_far_away(slow: list[str]) -> None:
     assert slow == [PATH] * 3
 
 
-def _client(server: Server) -> httpx.Client:
+def _client(server: HttpServer) -> httpx.Client:
     headers = {"authorization": f"Bearer {AMAL_TOKEN}"}
     return httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=20)
 
 
-def _socket(server: Server) -> socket.socket:
+def _socket(server: HttpServer) -> socket.socket:
     host, _, port = server.url.partition("://")[2].rpartition(":")
     return socket.create_connection((host, int(port)), timeout=20)

@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from falaj.api import app
-from falaj.api.server import Server
-from falaj.core import health
+from falaj.api.http_server import HttpServer
+from falaj.core import dependency_health
+from falaj.core.dependency_health import DependencyMonitor
 from falaj.core.errors import FalajError, Unavailable
-from falaj.core.health import DependencyMonitor
-from falaj.core.settings import Limits
+from falaj.core.settings import RequestLimits
 from tests.api.conftest import FREE
 from tests.api.small import AMAL_TOKEN, SmallHouse, serving
 from tests.servers.process import wait_until
@@ -47,7 +47,7 @@ class Release(threading.Event):
 
 
 @contextmanager
-def serving_with(limits: Limits = FREE, **dependencies: Dependency) -> Iterator[tuple[Server, httpx.Client]]:
+def serving_with(limits: RequestLimits = FREE, **dependencies: Dependency) -> Iterator[tuple[HttpServer, httpx.Client]]:
     house = SmallHouse(limits=limits, store="postgresql://nowhere/none")  # whose calls do not run on the event loop
     house.dependencies = DependencyMonitor({name: part.check for name, part in dependencies.items()})
     house.dependencies.start()
@@ -62,8 +62,8 @@ def serving_with(limits: Limits = FREE, **dependencies: Dependency) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CHECK_EVERY_S", "RECHECK_EVERY_S"):
-        monkeypatch.setattr(health, name, 0.02)
+    for name in ("CHECK_INTERVAL_S", "RECHECK_INTERVAL_S"):
+        monkeypatch.setattr(dependency_health, name, 0.02)
 
 
 def ready(http: httpx.Client) -> Callable[[], int]:
@@ -88,7 +88,7 @@ def test_details_need_a_token() -> None:
         assert httpx.get(f"{server.url}/ready", trust_env=False).json() == {"ready": True}
 
 
-@pytest.mark.parametrize("name", app.ESSENTIAL)
+@pytest.mark.parametrize("name", app.ESSENTIAL_DEPENDENCIES)
 def test_without_its_store_or_its_schema_it_is_not_ready(name: str) -> None:
     essential = Dependency()
     with serving_with(**{"store": Dependency(), name: essential}) as (_, http):
@@ -109,7 +109,7 @@ def test_a_blob_store_that_hangs_holds_up_no_answer() -> None:
 
 
 def test_calls_end_with_an_error_while_the_ledger_store_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "LEDGER_PATIENCE_S", 0.2)
+    monkeypatch.setattr(app, "LEDGER_SILENCE_LIMIT_S", 0.2)
     store, calls = Dependency(), list[httpx.Response]()
     with serving_with(store=store) as (server, http):
         release = Release()
@@ -130,7 +130,7 @@ def test_calls_end_with_an_error_while_the_ledger_store_hangs(monkeypatch: pytes
 
 
 def test_a_late_answer_to_a_call_without_a_body_does_not_blame_its_body() -> None:
-    limits = Limits(requests_per_s=1e6, burst=1_000_000, denials_per_s=1e6, timeout_s=0.2)
+    limits = RequestLimits(requests_per_s=1e6, burst=1_000_000, denials_per_s=1e6, timeout_s=0.2)
     with serving_with(limits, store=Dependency()) as (server, http):
         answer = http.post("/v1/echo/wait")
         assert (answer.status_code, answer.json()["message"]) == (503, "no answer in time")

@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api.answers import Refusal
-from falaj.api.app import App
-from falaj.api.routes import OPEN, PUBLIC, Ask, Route, Router
-from falaj.api.server import Server
+from falaj.api.app import HttpApplication
+from falaj.api.http_server import HttpServer
+from falaj.api.responses import HttpError
+from falaj.api.routes import OPEN_ACTION, PUBLIC_ROUTES, HttpRoute, RequestContext, Router
 from falaj.core.errors import Invalid, NotFound
 from tests.api.conftest import raw
 from tests.api.small import AMAL_TOKEN, SmallHouse
@@ -44,13 +44,15 @@ DISGUISES = [
 ]
 
 
-def test_nobody_gets_past_any_route_with_any_method(server: Server, anonymous: httpx.Client, house: SmallHouse) -> None:
+def test_nobody_gets_past_any_route_with_any_method(
+    server: HttpServer, anonymous: httpx.Client, house: SmallHouse
+) -> None:
     for route in server.app.router.routes():
         for method in METHODS:
             got = anonymous.request(method, route.path)
-            if (method, route.path) in PUBLIC:
+            if (method, route.path) in PUBLIC_ROUTES:
                 assert got.status_code == 200, route
-            elif any(path == route.path for _, path in PUBLIC):
+            elif any(path == route.path for _, path in PUBLIC_ROUTES):
                 assert got.status_code == 405
             else:
                 assert got.status_code == 401, (method, route.path)
@@ -58,7 +60,7 @@ def test_nobody_gets_past_any_route_with_any_method(server: Server, anonymous: h
     assert house.echo.seen == []
 
 
-def test_a_known_caller_meets_404_and_405_on_what_is_not_there(server: Server, http: httpx.Client) -> None:
+def test_a_known_caller_meets_404_and_405_on_what_is_not_there(server: HttpServer, http: httpx.Client) -> None:
     for route in server.app.router.routes():
         for method in METHODS:
             if method != route.method:
@@ -71,7 +73,7 @@ def test_a_known_caller_meets_404_and_405_on_what_is_not_there(server: Server, h
 
 
 @pytest.mark.parametrize("path", DISGUISES)
-def test_a_disguised_path_is_another_path(server: Server, path: str) -> None:
+def test_a_disguised_path_is_another_path(server: HttpServer, path: str) -> None:
     host = server.url.partition("://")[2]
     for method in ("GET", "POST"):
         nobody = raw(server, f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
@@ -82,7 +84,7 @@ def test_a_disguised_path_is_another_path(server: Server, path: str) -> None:
         assert amal.split(b" ")[1] in (b"404", b"405", b"400"), amal
 
 
-def test_a_websocket_is_answered_like_any_other_request(server: Server) -> None:
+def test_a_websocket_is_answered_like_any_other_request(server: HttpServer) -> None:
     host = server.url.partition("://")[2]
     upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
     upgrade += "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
@@ -100,11 +102,11 @@ def test_a_websocket_scope_is_closed_before_it_opens(house: SmallHouse) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(App(house, ["x"])({"type": "websocket", "path": "/v1/events"}, receive, send))  # type: ignore[arg-type]
+    asyncio.run(HttpApplication(house, ["x"])({"type": "websocket", "path": "/v1/events"}, receive, send))  # type: ignore[arg-type]
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-def test_a_whole_url_as_target_is_refused(server: Server) -> None:
+def test_a_whole_url_as_target_is_refused(server: HttpServer) -> None:
     host = server.url.partition("://")[2]
     assert raw(server, f"GET http://evil.example/health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()).startswith(
         b"HTTP/1.1 400 "
@@ -117,25 +119,25 @@ async def _page(ask: object) -> None: ...
 def test_a_route_cannot_be_registered_without_an_action() -> None:
     router = Router()
     with pytest.raises(ValueError, match="no action"):
-        router.add(Route("GET", "/x", "", _page))
+        router.add(HttpRoute("GET", "/x", "", _page))
     with pytest.raises(ValueError, match="may not be open"):
-        router.add(Route("GET", "/x", OPEN, _page))
+        router.add(HttpRoute("GET", "/x", OPEN_ACTION, _page))
     with pytest.raises(ValueError, match="may not be"):
-        router.add(Route("GET", "/health", "some.action", _page))
-    router.add(Route("GET", "/x", "some.action", _page))
+        router.add(HttpRoute("GET", "/health", "some.action", _page))
+    router.add(HttpRoute("GET", "/x", "some.action", _page))
     with pytest.raises(ValueError, match="twice"):
-        router.add(Route("GET", "/x", "other.action", _page))
+        router.add(HttpRoute("GET", "/x", "other.action", _page))
 
 
-def _asked(path: bytes, method: str = "GET") -> Ask:
+def _asked(path: bytes, method: str = "GET") -> RequestContext:
     scope = {"method": method, "path": "", "raw_path": path, "headers": []}
-    return Ask(scope, None, None)  # type: ignore[arg-type]
+    return RequestContext(scope, None, None)  # type: ignore[arg-type]
 
 
 def _named() -> Router:
     router = Router()
     for path in ("/a/{one}", "/a/{one}/tags/{two}", "/a/known", "/f/{path}"):
-        router.add(Route("GET", path, "some.action", _page))
+        router.add(HttpRoute("GET", path, "some.action", _page))
     return router
 
 
@@ -175,21 +177,21 @@ def test_fixed_parts_are_compared_as_sent_and_rests_end_a_path() -> None:
     for path in (b"/a/x/Tags/y", b"/a/x/%74ags/y", b"/A/x", b"/a/x/tags", b"/a/x/tags/y/z", b"/a", b"/f"):
         with pytest.raises(NotFound):
             _named().find(_asked(path))
-    with pytest.raises(Refusal):
+    with pytest.raises(HttpError):
         _named().find(_asked(b"/a/x", "POST"))
     with pytest.raises(ValueError, match="goes on"):
-        Router().add(Route("GET", "/x/{path}/y", "some.action", _page))
+        Router().add(HttpRoute("GET", "/x/{path}/y", "some.action", _page))
     router = _named()
     with pytest.raises(ValueError, match="twice"):
-        router.add(Route("GET", "/a/{one}", "other.action", _page))
+        router.add(HttpRoute("GET", "/a/{one}", "other.action", _page))
 
 
 def test_the_open_list_is_exactly_this() -> None:
     paths = {"/health", "/ready", "/v1/login", "/v1/openapi.json"}
-    assert {("GET", path) for path in paths} == PUBLIC
+    assert {("GET", path) for path in paths} == PUBLIC_ROUTES
 
 
-def test_the_document_lists_every_route_and_no_other(server: Server, anonymous: httpx.Client) -> None:
+def test_the_document_lists_every_route_and_no_other(server: HttpServer, anonymous: httpx.Client) -> None:
     paths = anonymous.get("/v1/openapi.json").json()["paths"]
     listed = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     assert listed - {("GET", "/r/{ref}")} == {(route.method, route.path) for route in server.app.router.routes()}

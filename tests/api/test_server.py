@@ -11,18 +11,18 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api import server as listener
-from falaj.api.client import RemotePlatform
-from falaj.api.server import Server, make_server
+from falaj.api import http_server as listener
+from falaj.api.http_server import HttpServer, create_http_server
+from falaj.api.remote_client import RemoteClient
 from tests.api.conftest import FREE
 from tests.api.small import AMAL_TOKEN, SmallHouse, serving
 from tests.servers.process import wait_until
 
 
 @contextmanager
-def going(house: SmallHouse) -> Iterator[tuple[Server, httpx.Client, Callable[[], None], threading.Event]]:
+def going(house: SmallHouse) -> Iterator[tuple[HttpServer, httpx.Client, Callable[[], None], threading.Event]]:
     """A server, a caller of it, what tells it to go, and what is set while it goes."""
-    server, renew = make_server(house)
+    server, renew = create_http_server(house)
     up, left = threading.Event(), threading.Event()
     thread = threading.Thread(target=server.go, args=(lambda _: up.set(), renew, left.set), daemon=True)
     thread.start()
@@ -84,7 +84,7 @@ def test_a_listener_goes_on_elsewhere_and_misses_nothing() -> None:
     house = SmallHouse(limits=FREE)
     with serving(house) as first:
         port = first.url.rpartition(":")[2]
-        there = RemotePlatform(first.url, token=AMAL_TOKEN)
+        there = RemoteClient(first.url, token=AMAL_TOKEN)
         heard = there.events()
         house.ledger.emit("bank", "first.event")
         assert next(heard)[1].verb == "first.event"
@@ -102,11 +102,11 @@ def test_a_thread_that_has_something_to_say_does_not_wait_long_for_one_that_comp
 ) -> None:
     seen, before = list[float](), sys.getswitchinterval()
     made = SimpleNamespace(url="", go=lambda *_: seen.append(sys.getswitchinterval()))
-    monkeypatch.setattr(listener, "make_server", lambda *_, **__: (made, None))
+    monkeypatch.setattr(listener, "create_http_server", lambda *_, **__: (made, None))
     house: Any = SimpleNamespace(join=lambda *_: None, start_loops=lambda: None, stop_loops=lambda: None)
     house.dependencies = SimpleNamespace(start=lambda: None)
     try:
-        listener.serve(house)
+        listener.run_server(house)
     finally:
         sys.setswitchinterval(before)
-    assert seen == [pytest.approx(min(before, listener.SWITCH_S))]
+    assert seen == [pytest.approx(min(before, listener.THREAD_SWITCH_S))]

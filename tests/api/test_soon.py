@@ -11,18 +11,18 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api import identities, lanes, soon
-from falaj.api.answers import BROWSER, SECURITY, Answer, is_program, render
-from falaj.api.app import App
-from falaj.api.lanes import Outcome
+from falaj.api import call_executor, identity_cache, soon
+from falaj.api.app import HttpApplication
+from falaj.api.call_executor import CallOutcome
+from falaj.api.http_server import HttpServer
 from falaj.api.quick import BODY_BYTES, Quick
-from falaj.api.routes import Ask
-from falaj.api.server import Server
+from falaj.api.responses import BROWSER_HEADERS, SECURITY_HEADERS, HttpResponse, is_program_request, render_error
+from falaj.api.routes import RequestContext
 from falaj.api.soon import Work
-from falaj.core.context import Actor, Context
-from falaj.core.errors import Invalid, NotFound, Stale
-from falaj.core.settings import Limits
-from falaj.core.verb import verb
+from falaj.core.context import Actor, CallContext
+from falaj.core.errors import Invalid, NotFound, StaleRevision
+from falaj.core.operation import operation
+from falaj.core.settings import RequestLimits
 from tests.api.conftest import FREE
 from tests.api.small import AMAL_TOKEN, Echo, SmallHouse, serving
 from tests.servers.process import wait_until
@@ -33,8 +33,8 @@ PATH = "/v1/echo/repeat"
 class Repeating(Echo):
     """The same, the ordinary way."""
 
-    @verb()
-    def repeat(self, ctx: Context, text: str = "") -> str:
+    @operation()
+    def repeat(self, ctx: CallContext, text: str = "") -> str:
         """Say it back."""
         if text == "odd":
             raise Invalid("that is odd")
@@ -42,7 +42,7 @@ class Repeating(Echo):
 
 
 def repeating(**limits: Any) -> SmallHouse:
-    house = SmallHouse(limits=Limits(**limits) if limits else FREE)
+    house = SmallHouse(limits=RequestLimits(**limits) if limits else FREE)
     house.echo = house.desks["echo"] = Repeating()
     return house
 
@@ -50,15 +50,15 @@ def repeating(**limits: Any) -> SmallHouse:
 class Taking:
     """Says back what it hears, from a lane."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: HttpApplication) -> None:
         self._app = app
         self.stale = 0
         self.release = threading.Event()
         self.entered = threading.Event()
         app.quick = Quick(app, {}, {PATH.encode(): self.take})
 
-    def take(self, ask: Ask, body: bytes) -> Work:
-        ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
+    def take(self, ask: RequestContext, body: bytes) -> Work:
+        ctx = self._app.gate.context(ask, ask.caller, is_repeatable=False)
         text = json.loads(body)["text"]
         if text == "odd":
             raise Invalid("that is odd")
@@ -71,16 +71,16 @@ class Taking:
             self.release.wait(20)
         if text == "met" and self.stale:
             self.stale -= 1
-            raise Stale("another writer was first")
+            raise StaleRevision("another writer was first")
         if text == "none":
             raise NotFound("there is none")
         return json.dumps(f"{text} for {who}").encode()
 
-    def _answer(self, request: str, outcome: Outcome) -> Answer:
+    def _answer(self, request: str, outcome: CallOutcome) -> HttpResponse:
         value, error = outcome
         if value == b'"break for amal"':
             raise ZeroDivisionError("secret in /etc/falaj/keys")
-        return Answer(200, value, request) if error is None else render(error, request)
+        return HttpResponse(200, value, request) if error is None else render_error(error, request)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def house() -> SmallHouse:
 
 
 @pytest.fixture
-def taking(server: Server) -> Iterator[Taking]:
+def taking(server: HttpServer) -> Iterator[Taking]:
     made = Taking(server.app)
     yield made
     made.release.set()
@@ -119,17 +119,17 @@ def test_a_known_caller_is_answered_alike_and_without_a_task(known: httpx.Client
     assert quick.headers["falaj-request"] != ordinary.headers["falaj-request"]
 
 
-@pytest.mark.parametrize("header", sorted(BROWSER))
+@pytest.mark.parametrize("header", sorted(BROWSER_HEADERS))
 def test_what_browsers_heed_is_left_out_for_programs_only(known: httpx.Client, slow: list[str], header: bytes) -> None:
-    browsers = {name.decode() for name, _ in SECURITY}
+    browsers = {name.decode() for name, _ in SECURITY_HEADERS}
     assert set(said(known, "hello").headers) == {"date", "content-type", "content-length", "falaj-request"}
     value = {"origin": f"http://{known.base_url.netloc.decode()}", "sec-fetch-site": "same-origin"}
     got = said(known, "hello", headers={header.decode(): value.get(header.decode(), "x")})
     assert (got.status_code, slow) == (200, [])
     assert browsers <= set(got.headers)
     assert browsers <= set(said(known, "none").headers)  # nor for errors
-    assert not is_program({b"host": b"x", b"cookie": b"session=y"})
-    assert not is_program({b"host": b"x"})  # no token is shown
+    assert not is_program_request({b"host": b"x", b"cookie": b"session=y"})
+    assert not is_program_request({b"host": b"x"})  # no token is shown
 
 
 def test_errors_are_answered_and_harm_nobody_else(known: httpx.Client, slow: list[str]) -> None:
@@ -140,7 +140,7 @@ def test_errors_are_answered_and_harm_nobody_else(known: httpx.Client, slow: lis
     assert slow == []
 
 
-def test_those_answered_together_do_not_suffer_for_one(server: Server, taking: Taking, known: httpx.Client) -> None:
+def test_those_answered_together_do_not_suffer_for_one(server: HttpServer, taking: Taking, known: httpx.Client) -> None:
     with connect(server) as holding, connect(server) as broken, connect(server) as good:
         holding.sendall(asked(server, "wait"))
         assert taking.entered.wait(20)
@@ -180,7 +180,7 @@ def test_who_asks_too_fast_is_refused(slow: list[str]) -> None:
 
 
 def test_a_call_that_others_met_is_tried_again(known: httpx.Client, taking: Taking, slow: list[str]) -> None:
-    taking.stale = lanes.TOGETHER + 1
+    taking.stale = call_executor.MAX_GROUP_TRIES + 1
     assert said(known, "met").json() == "met for amal"
     taking.stale = 10_000
     assert said(known, "met").status_code == 409
@@ -189,16 +189,16 @@ def test_a_call_that_others_met_is_tried_again(known: httpx.Client, taking: Taki
 
 
 def test_where_too_many_wait_one_is_told_so(
-    server: Server, known: httpx.Client, taking: Taking, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, known: httpx.Client, taking: Taking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "WAITING", 0)
+    monkeypatch.setattr(call_executor, "MAX_WAITING_CALLS", 0)
     assert said(known, "full").status_code == 503
     monkeypatch.undo()
     assert said(known, "again").json() == "again for amal"
 
 
 @pytest.mark.parametrize("size", [10_000, 7, 1])
-def test_what_comes_behind_it_on_the_same_connection_waits(server: Server, known: httpx.Client, size: int) -> None:
+def test_what_comes_behind_it_on_the_same_connection_waits(server: HttpServer, known: httpx.Client, size: int) -> None:
     words = ("one", "odd", "two", "three", "odd", "four")
     whole = b"".join([asked(server, word) for word in words])
     with connect(server) as to:
@@ -221,7 +221,7 @@ def test_it_ends_in_time_and_a_late_outcome_is_dropped(slow: list[str]) -> None:
         wait_until(lambda: said(http, "next").status_code == 200, 20)
 
 
-def test_a_caller_who_left_harms_nobody(server: Server, taking: Taking, known: httpx.Client) -> None:
+def test_a_caller_who_left_harms_nobody(server: HttpServer, taking: Taking, known: httpx.Client) -> None:
     with connect(server) as to:
         to.sendall(asked(server, "wait"))
         assert taking.entered.wait(20)
@@ -230,7 +230,7 @@ def test_a_caller_who_left_harms_nobody(server: Server, taking: Taking, known: h
 
 
 def test_a_server_that_goes_answers_what_is_under_way_and_says_so(
-    server: Server, taking: Taking, known: httpx.Client
+    server: HttpServer, taking: Taking, known: httpx.Client
 ) -> None:
     with connect(server) as to:
         to.sendall(asked(server, "wait"))
@@ -248,7 +248,7 @@ def test_a_server_that_goes_answers_what_is_under_way_and_says_so(
 class Lookups:
     """A clock of the gate's own, and whom it asks who somebody is."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: HttpServer) -> None:
         self.now, self.count = 1000.0, 0
         self.hold = threading.Event()
         self.hold.set()
@@ -267,7 +267,7 @@ class Lookups:
 
 
 @pytest.fixture
-def lookups(server: Server, known: httpx.Client, slow: list[str]) -> Lookups:
+def lookups(server: HttpServer, known: httpx.Client, slow: list[str]) -> Lookups:
     made = Lookups(server)
     assert said(known, "hello").status_code == 200
     made.settled(1)
@@ -277,7 +277,7 @@ def lookups(server: Server, known: httpx.Client, slow: list[str]) -> Lookups:
 
 def test_who_goes_on_asking_never_waits_to_be_looked_up(known: httpx.Client, lookups: Lookups, slow: list[str]) -> None:
     for count in range(2, 6):
-        lookups.now += identities.KNOWN_S * identities.AHEAD - 0.01
+        lookups.now += identity_cache.IDENTITY_TTL_S * identity_cache.REFRESH_FRACTION - 0.01
         assert said(known, "soon").status_code == 200
         assert lookups.count == count - 1
         lookups.now += 0.02
@@ -290,7 +290,7 @@ def test_who_is_nobody_any_more_is_not_known_for_longer(
     house: SmallHouse, known: httpx.Client, lookups: Lookups
 ) -> None:
     house.tokens.clear()
-    lookups.now += 0.9 * identities.KNOWN_S
+    lookups.now += 0.9 * identity_cache.IDENTITY_TTL_S
     assert said(known, "last").status_code == 200
     wait_until(lambda: not lookups.gate.tokens.pending, 20)
     assert said(known, "late").status_code == 401
@@ -300,7 +300,7 @@ def test_who_was_looked_up_before_people_changed_is_looked_up_again(
     known: httpx.Client, lookups: Lookups, slow: list[str]
 ) -> None:
     lookups.hold.clear()
-    lookups.now += 0.9 * identities.KNOWN_S
+    lookups.now += 0.9 * identity_cache.IDENTITY_TTL_S
     assert said(known, "before").status_code == 200
     wait_until(lambda: lookups.count == 2, 20)
     (old,) = lookups.gate.tokens.pending
@@ -313,17 +313,17 @@ def test_who_was_looked_up_before_people_changed_is_looked_up_again(
     assert (lookups.count, slow) == (3, [PATH])
 
 
-def asked(server: Server, text: str, path: str = PATH) -> bytes:
+def asked(server: HttpServer, text: str, path: str = PATH) -> bytes:
     body = json.dumps({"text": text}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: {server.url.partition('://')[2]}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n"
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def client(server: Server) -> httpx.Client:
+def client(server: HttpServer) -> httpx.Client:
     headers = {"authorization": f"Bearer {AMAL_TOKEN}"}
     return httpx.Client(base_url=server.url, headers=headers, trust_env=False, timeout=20)
 
 
-def connect(server: Server) -> socket.socket:
+def connect(server: HttpServer) -> socket.socket:
     host, _, port = server.url.partition("://")[2].rpartition(":")
     return socket.create_connection((host, int(port)), timeout=20)

@@ -10,14 +10,14 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from falaj.api.server import Server
-from falaj.api.wire import encode_header
-from falaj.core.settings import Limits
+from falaj.api.argument_decoding import encode_arguments_header
+from falaj.api.http_server import HttpServer
+from falaj.core.settings import RequestLimits
 from tests.api.conftest import FREE, raw
 from tests.api.small import AMAL_TOKEN, SmallHouse, serving
 
 MIB = 1 << 20
-ARGS = {"content-type": "application/octet-stream", "falaj-args": encode_header(b'{"name":"blob:a/b"}')}
+ARGS = {"content-type": "application/octet-stream", "falaj-args": encode_arguments_header(b'{"name":"blob:a/b"}')}
 
 
 def pieces(count: int, size: int = MIB) -> Iterator[bytes]:
@@ -61,14 +61,14 @@ def test_an_answer_that_breaks_is_cut_and_not_ended(http: httpx.Client) -> None:
     assert http.post("/v1/echo/nothing").status_code == 200
 
 
-def test_a_caller_that_leaves_ends_the_stream(http: httpx.Client, server: Server) -> None:
+def test_a_caller_that_leaves_ends_the_stream(http: httpx.Client, server: HttpServer) -> None:
     with http.stream("POST", "/v1/echo/get", json={"size": 1 << 40}) as answer:
         next(answer.iter_bytes())
     assert http.post("/v1/echo/nothing").status_code == 200  # and the listener could still be stopped by its fixture
 
 
 def test_arguments_are_judged_before_the_body_is_read(http: httpx.Client, house: SmallHouse) -> None:
-    headers = {**ARGS, "falaj-args": encode_header(b'{"name":"nonsense"}')}
+    headers = {**ARGS, "falaj-args": encode_arguments_header(b'{"name":"nonsense"}')}
     got = http.post("/v1/echo/put", content=pieces(64), headers=headers)
     assert got.status_code == 400
     assert house.echo.seen == []
@@ -97,7 +97,7 @@ def test_json_in_chunks_is_put_together_and_bounded(http: httpx.Client) -> None:
         "bad header\r\n\r\n",
     ],
 )
-def test_heads_that_two_readers_could_read_differently_are_refused(server: Server, head: str) -> None:
+def test_heads_that_two_readers_could_read_differently_are_refused(server: HttpServer, head: str) -> None:
     host = server.url.partition("://")[2]
     start = f"POST /v1/echo/nothing HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n"
     start += "content-type: application/json\r\n"
@@ -106,7 +106,7 @@ def test_heads_that_two_readers_could_read_differently_are_refused(server: Serve
     assert b'{"code":"invalid"' in got
 
 
-def test_a_head_without_end_is_refused(server: Server) -> None:
+def test_a_head_without_end_is_refused(server: HttpServer) -> None:
     host, _, port = server.url.partition("://")[2].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\n")
@@ -138,7 +138,7 @@ def test_a_body_that_never_came_is_not_an_empty_one(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_slow_body_and_a_slow_verb_are_ended() -> None:
-    house = SmallHouse(limits=Limits(timeout_s=0.3))
+    house = SmallHouse(limits=RequestLimits(timeout_s=0.3))
     with serving(house) as server:
         host = server.url.partition("://")[2]
         head = f"POST /v1/echo/say HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {AMAL_TOKEN}\r\n"

@@ -7,33 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from falaj.api.answers import Refusal
-from falaj.api.streams import Streams
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
+from falaj.api.open_streams import OpenStreams
+from falaj.api.responses import HttpError
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    made = Ledger(SqliteStore(f"sqlite:{tmp_path}/ledger.db"))
+    made = Ledger(SqliteLedgerStore(f"sqlite:{tmp_path}/ledger.db"))
     yield made
     made.close()
 
 
 def say(ledger: Ledger) -> None:
-    with ledger.write(Context(Actor("a", "acme"), "uae")) as tx:
+    with ledger.write(CallContext(Actor("a", "acme"), "uae")) as tx:
         tx.emit("say", Ref("thing", "p", "n", "r1"))
 
 
 def test_who_has_many_open_holds_up_nobody_of_the_same_name_elsewhere(ledger: Ledger) -> None:
     async def opened() -> None:
-        streams = Streams(ledger, 2, "pages")
+        streams = OpenStreams(ledger, 2, "pages")
         with ExitStack() as stack:
             for tenant in ("bank", "bank", "other", "other"):
                 stack.enter_context(streams.one(Actor("amal", tenant)))
-            with pytest.raises(Refusal, match="2 pages"), streams.one(Actor("amal", "bank")):
+            with pytest.raises(HttpError, match="2 pages"), streams.one(Actor("amal", "bank")):
                 pass
         with streams.one(Actor("amal", "bank")):
             assert len(streams._open) == 1
@@ -43,7 +43,7 @@ def test_who_has_many_open_holds_up_nobody_of_the_same_name_elsewhere(ledger: Le
 
 def test_no_turn_is_missed_by_whoever_remembers_the_last(ledger: Ledger) -> None:
     async def heard() -> None:
-        streams = Streams(ledger, 2, "pages")
+        streams = OpenStreams(ledger, 2, "pages")
         with streams.one(Actor("amal", "bank")), streams.one(Actor("omar", "bank")):
             first = second = streams.turn
             await asyncio.to_thread(say, ledger)

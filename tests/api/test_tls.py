@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from falaj.api import tls
-from falaj.api.client import RemotePlatform
-from falaj.api.server import Address, Server, make_server
+from falaj.api.http_server import HttpServer, ListenAddress, create_http_server
+from falaj.api.remote_client import RemoteClient
 from falaj.core.errors import FalajError, Invalid, Unavailable
-from falaj.core.settings import Tls
+from falaj.core.settings import TlsSettings
 from tests.api.conftest import FREE
 from tests.api.small import AMAL_TOKEN, SmallHouse, serving
 
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def handshake(server: Server, context: ssl.SSLContext) -> str:
+def handshake(server: HttpServer, context: ssl.SSLContext) -> str:
     host, _, port = server.url.partition("://")[2].rpartition(":")
     with (
         socket.create_connection((host, int(port)), timeout=20) as bare,
@@ -60,27 +60,30 @@ def test_plain_http_to_a_tls_listener_gets_nothing(home: str) -> None:
 
 
 def test_mutual_tls_lets_in_only_certificates_of_our_authority(home: str, tmp_path: Path) -> None:
-    made = tls.local_tls(home, tls.local_names("127.0.0.1"), time.time())
-    worker = tls.issue(home, "worker-7", time.time())
-    stranger = tls.issue(str(tmp_path / "other"), "worker-7", time.time())
-    house = SmallHouse(home=home, tls=Tls(made.cert, made.key, made.ca, mutual=True), limits=FREE)
+    made = tls.ensure_local_certificate(home, tls.list_local_names("127.0.0.1"), time.time())
+    worker = tls.issue_client_certificate(home, "worker-7", time.time())
+    stranger = tls.issue_client_certificate(str(tmp_path / "other"), "worker-7", time.time())
+    house = SmallHouse(home=home, tls=TlsSettings(made.cert, made.key, made.ca, mutual=True), limits=FREE)
     with serving(house) as server:
-        assert handshake(server, tls.client_context(made.ca, worker.cert, worker.key)) == "TLSv1.3"
-        for context in (tls.client_context(made.ca), tls.client_context(made.ca, stranger.cert, stranger.key)):
+        assert handshake(server, tls.create_client_context(made.ca, worker.cert, worker.key)) == "TLSv1.3"
+        for context in (
+            tls.create_client_context(made.ca),
+            tls.create_client_context(made.ca, stranger.cert, stranger.key),
+        ):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 handshake(server, context)
-        with RemotePlatform(server.url, token=AMAL_TOKEN, ca=made.ca, cert=worker.cert, key=worker.key) as there:
+        with RemoteClient(server.url, token=AMAL_TOKEN, ca=made.ca, cert=worker.cert, key=worker.key) as there:
             assert there.get("/status")["ready"]
         with (
-            RemotePlatform(server.url, token="none", ca=made.ca, cert=worker.cert, key=worker.key) as there,
+            RemoteClient(server.url, token="none", ca=made.ca, cert=worker.cert, key=worker.key) as there,
             pytest.raises(FalajError),
         ):
             there.get("/status")  # a certificate alone names nobody
 
 
 def test_keys_are_for_their_owner_only(home: str) -> None:
-    tls.local_tls(home, ("localhost",), time.time())
-    tls.issue(home, "worker-7", time.time())
+    tls.ensure_local_certificate(home, ("localhost",), time.time())
+    tls.issue_client_certificate(home, "worker-7", time.time())
     folder = Path(home) / "tls"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.key")} == {0o600}
@@ -89,29 +92,35 @@ def test_keys_are_for_their_owner_only(home: str) -> None:
 
 def test_a_certificate_is_kept_until_it_nears_its_end_or_lacks_a_name(home: str) -> None:
     now = time.time()
-    first = Path(tls.local_tls(home, ("localhost",), now).cert).read_bytes()
-    again = Path(tls.local_tls(home, ("localhost",), now + 50 * DAY).cert).read_bytes()
-    renewed = Path(tls.local_tls(home, ("localhost",), now + 61 * DAY).cert).read_bytes()
-    wider = Path(tls.local_tls(home, ("localhost", "falaj.bank.example"), now + 61 * DAY).cert).read_bytes()
+    first = Path(tls.ensure_local_certificate(home, ("localhost",), now).cert).read_bytes()
+    again = Path(tls.ensure_local_certificate(home, ("localhost",), now + 50 * DAY).cert).read_bytes()
+    renewed = Path(tls.ensure_local_certificate(home, ("localhost",), now + 61 * DAY).cert).read_bytes()
+    wider = Path(
+        tls.ensure_local_certificate(home, ("localhost", "falaj.bank.example"), now + 61 * DAY).cert
+    ).read_bytes()
     assert first == again
     assert len({first, renewed, wider}) == 3
-    assert tls.expires_at(f"{home}/tls/server.pem") == pytest.approx(now + 151 * DAY, abs=5)
+    assert tls.read_expiry(f"{home}/tls/server.pem") == pytest.approx(now + 151 * DAY, abs=5)
 
 
 def test_processes_that_start_together_share_one_authority(tmp_path: Path) -> None:
     """The platform and its gateway do, and each has names of its own that the other does not take away."""
     names = [f"process-{number}" for number in range(8)]
     with ThreadPoolExecutor(len(names)) as crowd:
-        made = list(crowd.map(lambda name: tls.local_tls(str(tmp_path), (f"{name}.bank",), time.time(), name), names))
+        made = list(
+            crowd.map(
+                lambda name: tls.ensure_local_certificate(str(tmp_path), (f"{name}.bank",), time.time(), name), names
+            )
+        )
     assert {one.ca for one in made} == {str(tmp_path / "tls" / "ca.pem")}
     for one in made:
-        tls.server_context(one)
+        tls.create_server_context(one)
         command = ["openssl", "verify", "-CAfile", one.ca, one.cert]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_openssl_agrees_with_our_chain(home: str) -> None:
-    made = tls.local_tls(home, ("localhost", "127.0.0.1"), time.time())
+    made = tls.ensure_local_certificate(home, ("localhost", "127.0.0.1"), time.time())
     checked = subprocess.run(
         ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", made.ca, made.cert],
         capture_output=True,
@@ -124,19 +133,19 @@ def test_openssl_agrees_with_our_chain(home: str) -> None:
 @pytest.mark.parametrize("name", ["", "ca", "server", "gateway", "../x", "a/b", "a b", "x" * 80, "-x", "é"])
 def test_names_that_could_be_paths_are_refused(home: str, name: str) -> None:
     with pytest.raises(Invalid):
-        tls.issue(home, name, time.time())
+        tls.issue_client_certificate(home, name, time.time())
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "falaj.bank.example:0", "10.0.0.1:0"])
 def test_a_public_address_without_tls_refuses_to_start(listen: str) -> None:
     with pytest.raises(Invalid, match="no TLS"):
-        make_server(SmallHouse(), listen=listen)  # type: ignore[arg-type]
+        create_http_server(SmallHouse(), listen=listen)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("listen", ["", "127.0.0.1", ":8470", "127.0.0.1:x", "127.0.0.1:99999", "::1:80:"])
 def test_an_address_is_host_and_port(listen: str) -> None:
     with pytest.raises(Invalid):
-        Address.parse(listen)
+        ListenAddress.parse(listen)
 
 
 def test_only_the_address_asked_for_is_listened_on() -> None:
@@ -155,17 +164,17 @@ def test_only_the_address_asked_for_is_listened_on() -> None:
 
 def test_a_taken_port_is_said_plainly() -> None:
     with serving(SmallHouse()) as server, pytest.raises(Unavailable, match="cannot be listened on"):
-        make_server(SmallHouse(), listen=server.url.partition("://")[2])  # type: ignore[arg-type]
+        create_http_server(SmallHouse(), listen=server.url.partition("://")[2])  # type: ignore[arg-type]
 
 
 def test_mutual_without_an_authority_refuses_to_start(home: str) -> None:
-    made = tls.local_tls(home, ("localhost",), time.time())
+    made = tls.ensure_local_certificate(home, ("localhost",), time.time())
     with pytest.raises(Invalid, match=r"tls\.ca"):
-        tls.server_context(Tls(made.cert, made.key, mutual=True))
+        tls.create_server_context(TlsSettings(made.cert, made.key, mutual=True))
     with pytest.raises(Invalid, match="cannot be loaded"):
-        tls.server_context(Tls(made.cert, f"{home}/tls/ca.key"))
+        tls.create_server_context(TlsSettings(made.cert, f"{home}/tls/ca.key"))
 
 
 def test_a_token_never_travels_in_the_clear() -> None:
     with pytest.raises(Invalid, match="in the clear"):
-        RemotePlatform("http://falaj.bank.example", token="x")
+        RemoteClient("http://falaj.bank.example", token="x")

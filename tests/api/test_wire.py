@@ -9,15 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.api.wire import ARGS_BYTES, Arguments, check_depth, encode_header
+from falaj.api.argument_decoding import (
+    MAX_ARGUMENTS_HEADER_BYTES,
+    ArgumentDecoder,
+    check_json_depth,
+    encode_arguments_header,
+)
 from falaj.core.errors import Invalid
 from falaj.core.label import Label
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
-from falaj.core.verb import verbs_of
 from tests.api.small import Echo, Inner
 
-SAY = Arguments("echo", verbs_of(Echo)["say"])
-PUT = Arguments("echo", verbs_of(Echo)["put"])
+SAY = ArgumentDecoder("echo", list_operations(Echo)["say"])
+PUT = ArgumentDecoder("echo", list_operations(Echo)["put"])
 
 
 def said(**arguments: Any) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def test_a_label_may_be_written_as_people_do_and_none_is_none() -> None:
 
 def test_what_is_not_given_is_left_to_the_verb() -> None:
     assert said(name="dataset:a/b") == {"name": Ref.parse("dataset:a/b")}
-    assert Arguments("echo", verbs_of(Echo)["nothing"]).decode(b"") == {}
+    assert ArgumentDecoder("echo", list_operations(Echo)["nothing"]).decode(b"") == {}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,7 @@ def test_what_is_no_json_object_is_invalid(body: bytes) -> None:
 def test_no_bytes_do_anything_but_fit_or_be_invalid(body: bytes) -> None:
     for decode in (SAY.decode, lambda data: PUT.decode_header(data.decode("latin-1"))):
         with suppress(Invalid):
-            check_depth(body, 32)
+            check_json_depth(body, 32)
             decode(body)
 
 
@@ -139,9 +144,9 @@ def test_depth_is_what_a_parser_would_count(value: Any, limit: int) -> None:
     body = json.dumps(value).encode()
     if depth(value) > limit:
         with pytest.raises(Invalid):
-            check_depth(body, limit)
+            check_json_depth(body, limit)
     else:
-        check_depth(body, limit)
+        check_json_depth(body, limit)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_depth_is_what_a_parser_would_count(value: Any, limit: int) -> None:
 )
 def test_hostile_bodies_are_judged_quickly(body: bytes) -> None:
     try:
-        check_depth(body, 32)
+        check_json_depth(body, 32)
         SAY.decode(body)
     except Invalid:
         return
@@ -165,9 +170,9 @@ def test_hostile_bodies_are_judged_quickly(body: bytes) -> None:
 
 
 def test_the_header_carries_the_same_arguments() -> None:
-    assert PUT.decode_header(encode_header(b'{"name":"dataset:a/b"}')) == {"name": Ref.parse("dataset:a/b")}
+    assert PUT.decode_header(encode_arguments_header(b'{"name":"dataset:a/b"}')) == {"name": Ref.parse("dataset:a/b")}
     padded = base64.urlsafe_b64encode(b'{"name": "dataset:a/b"}').decode()
     assert PUT.decode_header(padded) == {"name": Ref.parse("dataset:a/b")}
-    for bad in ("!!", "e30", "a" * (ARGS_BYTES + 1), "e30=x"):
+    for bad in ("!!", "e30", "a" * (MAX_ARGUMENTS_HEADER_BYTES + 1), "e30=x"):
         with pytest.raises(Invalid):
             PUT.decode_header(bad)

@@ -15,22 +15,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.cells import arrow_type
-from falaj.asof.express import (
+from falaj.asof.column_values import to_arrow_type
+from falaj.asof.expression_operations import OPERATIONS
+from falaj.asof.expressions import (
     MAX_NODES,
-    Expr,
-    check,
+    Expression,
     coalesce,
     col,
     concat,
-    evaluate,
-    inputs,
+    evaluate_expression,
+    infer_type,
+    list_input_columns,
     lit,
-    plain,
     seconds_between,
+    to_plain_expression,
     when,
 )
-from falaj.asof.operate import OPERATIONS
 from falaj.core.errors import Invalid
 
 INT = st.one_of(st.integers(-5, 5), st.integers(-(1 << 63), (1 << 63) - 1))
@@ -51,7 +51,7 @@ ROWS = st.lists(st.fixed_dictionaries({name: st.none() | value for name, value i
 ZONES = st.sampled_from(["", "UTC", "Asia/Dubai", "Europe/Berlin", "America/St_Johns", "Africa/Monrovia"])
 
 
-def _numbers(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
+def _numbers(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
     binary = [
         lambda a, b: a + b,
         lambda a, b: a - b,
@@ -101,15 +101,17 @@ STRING = st.one_of(
 
 @given(ROWS, st.one_of(NUMBER, STRING))
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_table_gives_what_its_rows_give_one_by_one(rows: list[dict[str, Any]], made: Expr) -> None:
-    expression = json.loads(json.dumps(plain(made), allow_nan=False))
-    table = pa.table({name: pa.array([row[name] for row in rows], arrow_type(COLUMNS[name])) for name in COLUMNS})
-    batch = evaluate(expression, table)
-    one_by_one = [evaluate(expression, {n: [row[n]] for n in COLUMNS}, COLUMNS)[0] for row in rows]
+def test_a_table_gives_what_its_rows_give_one_by_one(rows: list[dict[str, Any]], made: Expression) -> None:
+    expression = json.loads(json.dumps(to_plain_expression(made), allow_nan=False))
+    table = pa.table({name: pa.array([row[name] for row in rows], to_arrow_type(COLUMNS[name])) for name in COLUMNS})
+    batch = evaluate_expression(expression, table)
+    one_by_one = [evaluate_expression(expression, {n: [row[n]] for n in COLUMNS}, COLUMNS)[0] for row in rows]
     assert _bits(batch.to_pylist()) == _bits(one_by_one)
-    assert _bits(evaluate(expression, {n: [row[n] for row in rows] for n in COLUMNS}, COLUMNS)) == _bits(one_by_one)
-    kind = check(expression, COLUMNS)
-    assert kind == "null" or batch.type == arrow_type(kind)
+    assert _bits(evaluate_expression(expression, {n: [row[n] for row in rows] for n in COLUMNS}, COLUMNS)) == _bits(
+        one_by_one
+    )
+    kind = infer_type(expression, COLUMNS)
+    assert kind == "null" or batch.type == to_arrow_type(kind)
 
 
 def _bits(values: list[Any]) -> list[Any]:
@@ -117,7 +119,9 @@ def _bits(values: list[Any]) -> list[Any]:
 
 
 def _one(made: object, **row: Any) -> Any:
-    return evaluate(plain(made), {name: [value] for name, value in row.items()} or {"x": [0]})[0]
+    return evaluate_expression(to_plain_expression(made), {name: [value] for name, value in row.items()} or {"x": [0]})[
+        0
+    ]
 
 
 BIG = (1 << 63) - 1
@@ -193,7 +197,7 @@ A, B = col("a"), col("b")
         (lit(math.nan), {}, math.nan),
     ],
 )
-def test_edges_are_as_written_down(made: Expr, row: dict[str, Any], expected: object) -> None:
+def test_edges_are_as_written_down(made: Expression, row: dict[str, Any], expected: object) -> None:
     found = _one(made, **row)
     assert _bits([found]) == _bits([expected])
 
@@ -205,12 +209,18 @@ def test_parts_of_a_moment_are_those_of_the_calendar(zone: str) -> None:
     moments = [*around, *old, datetime(1972, 1, 7, 0, 44, 29, tzinfo=UTC), datetime(2024, 2, 29, 20, 0, tzinfo=UTC)]
     local = [at.astimezone(ZoneInfo(zone or "UTC")) for at in moments]
     for part in ("hour", "day", "month", "year"):
-        assert evaluate(getattr(col("t"), part)(zone=zone).data, {"t": moments}) == [getattr(at, part) for at in local]
-    assert evaluate(col("t").weekday(zone=zone).data, {"t": moments}) == [at.weekday() for at in local]
+        assert evaluate_expression(getattr(col("t"), part)(zone=zone).data, {"t": moments}) == [
+            getattr(at, part) for at in local
+        ]
+    assert evaluate_expression(col("t").weekday(zone=zone).data, {"t": moments}) == [at.weekday() for at in local]
 
 
 def test_moments_outside_the_calendar_have_no_parts() -> None:
-    assert evaluate(col("t").year().data, {"t": [1 << 62, -(1 << 62), 0]}, {"t": "time"}) == [None, None, 1970]
+    assert evaluate_expression(col("t").year().data, {"t": [1 << 62, -(1 << 62), 0]}, {"t": "time"}) == [
+        None,
+        None,
+        1970,
+    ]
 
 
 def test_a_column_of_strangers_types_is_understood() -> None:
@@ -226,13 +236,13 @@ def test_a_column_of_strangers_types_is_understood() -> None:
             "at": pa.array([datetime(2026, 1, 1, 3, tzinfo=UTC), None], pa.timestamp("ns", "UTC")),
         }
     )
-    assert evaluate((col("d") + col("u")).data, table).to_pylist() == [2.5, None]
-    assert evaluate(concat(col("k"), "!").data, table).to_pylist() == ["a!", "b!"]
-    assert evaluate(coalesce(col("n"), col("u")).data, table).to_pylist() == [1, 2]
-    assert evaluate(col("l").length().data, table).to_pylist() == [2, None]
-    assert evaluate(col("at").hour(zone="Asia/Dubai").data, table).to_pylist() == [7, None]
-    assert evaluate(plain(lit(1)), table).to_pylist() == [1, 1]
-    assert evaluate((col("u") * 1).data, table, to="float32").type == pa.float32()
+    assert evaluate_expression((col("d") + col("u")).data, table).to_pylist() == [2.5, None]
+    assert evaluate_expression(concat(col("k"), "!").data, table).to_pylist() == ["a!", "b!"]
+    assert evaluate_expression(coalesce(col("n"), col("u")).data, table).to_pylist() == [1, 2]
+    assert evaluate_expression(col("l").length().data, table).to_pylist() == [2, None]
+    assert evaluate_expression(col("at").hour(zone="Asia/Dubai").data, table).to_pylist() == [7, None]
+    assert evaluate_expression(to_plain_expression(lit(1)), table).to_pylist() == [1, 1]
+    assert evaluate_expression((col("u") * 1).data, table, to="float32").type == pa.float32()
 
 
 def test_a_long_column_takes_no_other_way_than_one_value() -> None:
@@ -241,19 +251,26 @@ def test_a_long_column_takes_no_other_way_than_one_value() -> None:
     a = np.concatenate([rng.lognormal(0, 30, 2000), rng.normal(0, 5, 1003)])
     b = rng.normal(0, 3, a.size)
     for made in (A.log(), A.exp(), A**B, A**2, A**0.5, A.sqrt(), A % B, A // B, A / B, A.round(digits=3)):
-        many = evaluate(made.data, {"a": a, "b": b})
-        few = [evaluate(made.data, {"a": [x], "b": [y]})[0] for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        many = evaluate_expression(made.data, {"a": a, "b": b})
+        few = [
+            evaluate_expression(made.data, {"a": [x], "b": [y]})[0] for x, y in zip(a.tolist(), b.tolist(), strict=True)
+        ]
         assert _bits(many) == _bits(few)
 
 
 def test_an_empty_table_gives_an_empty_column() -> None:
-    assert evaluate((A / 2).data, {"a": []}, {"a": "float64"}) == []
-    assert evaluate(when(A > 1).then(A).otherwise(0).data, pa.table({"a": pa.array([], pa.int64())})).to_pylist() == []
+    assert evaluate_expression((A / 2).data, {"a": []}, {"a": "float64"}) == []
+    assert (
+        evaluate_expression(
+            when(A > 1).then(A).otherwise(0).data, pa.table({"a": pa.array([], pa.int64())})
+        ).to_pylist()
+        == []
+    )
 
 
 def test_numpy_columns_are_taken_as_they_are() -> None:
-    assert evaluate((A + B).data, {"a": np.array([1, 2]), "b": np.array([0.5, np.nan])})[0] == 1.5
-    assert evaluate(A.year().data, {"a": np.array(["2026-01-01", "NaT"], "M8[s]")}) == [2026, None]
+    assert evaluate_expression((A + B).data, {"a": np.array([1, 2]), "b": np.array([0.5, np.nan])})[0] == 1.5
+    assert evaluate_expression(A.year().data, {"a": np.array(["2026-01-01", "NaT"], "M8[s]")}) == [2026, None]
 
 
 @pytest.mark.parametrize(
@@ -277,18 +294,18 @@ def test_numpy_columns_are_taken_as_they_are() -> None:
         (A == B, {"a": "list[int64]", "b": "list[int64]"}),
     ],
 )
-def test_types_that_do_not_go_together_are_told(made: Expr, types: dict[str, str]) -> None:
+def test_types_that_do_not_go_together_are_told(made: Expression, types: dict[str, str]) -> None:
     with pytest.raises(Invalid) as told:
-        check(made.data, types)
+        infer_type(made.data, types)
     assert told.value.hint
 
 
 def test_what_is_unknown_is_not_held_against_it() -> None:
-    assert check((A / 100).data) == "float64"
-    assert check(A.data) == ""
-    assert check((A + B).data, {"a": "int32", "b": "int32"}) == "int64"
+    assert infer_type((A / 100).data) == "float64"
+    assert infer_type(A.data) == ""
+    assert infer_type((A + B).data, {"a": "int32", "b": "int32"}) == "int64"
     with pytest.raises(Invalid):
-        check(concat(A, 1).data)
+        infer_type(concat(A, 1).data)
 
 
 def _deep(levels: int) -> object:
@@ -316,9 +333,9 @@ def _deep(levels: int) -> object:
 )
 def test_hostile_data_is_refused(hostile: object) -> None:
     with pytest.raises(Invalid):
-        check(hostile)
+        infer_type(hostile)
     with pytest.raises(Invalid):
-        evaluate(hostile, {"a": [1]})
+        evaluate_expression(hostile, {"a": [1]})
 
 
 WORDS = st.sampled_from(["col", "lit", "op", "of", "as", "zone", "to", "digits", "x"])
@@ -346,19 +363,19 @@ JSON = st.recursive(
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_whatever_it_is_given_it_answers_or_refuses(data: object, kind: str) -> None:
     try:
-        said = check(data, {"a": kind})
+        said = infer_type(data, {"a": kind})
     except Invalid:
         with pytest.raises(Invalid):
-            evaluate(data, {"a": [None]}, {"a": kind})
+            evaluate_expression(data, {"a": [None]}, {"a": kind})
         return
-    found = evaluate(data, pa.table({"a": pa.nulls(2, arrow_type(kind))}), {"a": kind})
-    assert said == "null" or found.type == arrow_type(said)
+    found = evaluate_expression(data, pa.table({"a": pa.nulls(2, to_arrow_type(kind))}), {"a": kind})
+    assert said == "null" or found.type == to_arrow_type(said)
 
 
 def test_an_expression_just_within_the_limits_is_taken() -> None:
-    assert check(_deep(31), {"a": "int64"}) == "int64"
+    assert infer_type(_deep(31), {"a": "int64"}) == "int64"
     assert MAX_NODES == 500
-    assert inputs((A + B * A).data) == ("a", "b")
+    assert list_input_columns((A + B * A).data) == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -375,13 +392,13 @@ def test_an_expression_just_within_the_limits_is_taken() -> None:
 )
 def test_values_that_are_not_of_their_type_are_refused(columns: Any, types: Any) -> None:
     with pytest.raises(Invalid):
-        evaluate(A.data, columns, types)
+        evaluate_expression(A.data, columns, types)
 
 
 def test_a_result_that_is_not_what_was_wanted_is_refused() -> None:
     with pytest.raises(Invalid, match="gives string, not int64"):
-        evaluate(A.data, {"a": ["x"]}, to="int64")
-    assert evaluate(A.data, {"a": [1 << 40, 2]}, to="int32") == [None, 2]
+        evaluate_expression(A.data, {"a": ["x"]}, to="int64")
+    assert evaluate_expression(A.data, {"a": [1 << 40, 2]}, to="int32") == [None, 2]
 
 
 def test_an_expression_is_not_a_truth() -> None:
@@ -393,8 +410,8 @@ def test_an_expression_is_not_a_truth() -> None:
 
 def test_it_needs_no_arrow() -> None:
     code = (
-        "import sys; from falaj.asof.express import col, evaluate\n"
-        "assert evaluate((col('a') / 2).data, {'a': [3]}) == [1.5]\n"
+        "import sys; from falaj.asof.expressions import col, evaluate_expression\n"
+        "assert evaluate_expression((col('a') / 2).data, {'a': [3]}) == [1.5]\n"
         "assert not {'pyarrow', 'pandas', 'polars'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.engine import Joined, training_set
-from falaj.asof.foreign import ForeignRows
-from falaj.asof.records import Field, ViewPlan
-from falaj.core.errors import Corrupt, Invalid, NotFound
+from falaj.asof.external_rows import ExternalRows
+from falaj.asof.records import FeatureField, ViewPlan
+from falaj.asof.training_sets import JoinedView, build_training_set
+from falaj.core.errors import CorruptData, Invalid, NotFound
 from tests.asof.worlds import World, same, worlds
 
 WAYS = [
@@ -46,13 +46,13 @@ def write(world: World, folder: Path, cuts: list[int]) -> list[Path]:
 @given(worlds(), st.lists(st.integers(1, 30), max_size=2))
 def test_every_engine_equals_brute_force(way, world, cuts):
     with tempfile.TemporaryDirectory() as folder:
-        rows = ForeignRows(write(world, Path(folder), cuts), "event", "created", **way)
-        view = Joined(world.plan, rows)
-        made = training_set(world.label_table(), "at", [view], known_at=world.known_at, status=True)
+        rows = ExternalRows(write(world, Path(folder), cuts), "event", "created", **way)
+        view = JoinedView(world.plan, rows)
+        made = build_training_set(world.label_table(), "at", [view], known_at=world.known_at, status=True)
     same(made, world)
 
 
-PLAN = ViewPlan("v", "v", (Field("k", "int64"),), (Field("x", "int64"),), ("x",), ("x",))
+PLAN = ViewPlan("v", "v", (FeatureField("k", "int64"),), (FeatureField("x", "int64"),), ("x",), ("x",))
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["kernel", "polars", "duckdb", "spilled", "sql"])
@@ -72,11 +72,11 @@ def test_nulls_other_names_and_clocks(way, tmp_path):
     )
     pq.write_table(table, tmp_path / "rows [1].parquet")
     paths = [tmp_path / "rows [1].parquet"]
-    rows = ForeignRows(paths, "when", "known", ["who"], {"x": "value"}, "America/New_York", **way)
+    rows = ExternalRows(paths, "when", "known", ["who"], {"x": "value"}, "America/New_York", **way)
     first = clock[0].replace(tzinfo=new_york)
     at = [first, first - timedelta(microseconds=1), datetime(2026, 11, 1, 7, 30, tzinfo=UTC)]
     labels = pa.table({"k": [1, 1, 1], "at": pa.array(at, pa.timestamp("ns", "UTC"))})
-    answer = training_set(labels, "at", [Joined(PLAN, rows)], known_at="label")
+    answer = build_training_set(labels, "at", [JoinedView(PLAN, rows)], known_at="label")
     assert answer["x"].to_pylist() == [1, None, 2]
 
 
@@ -84,9 +84,9 @@ def test_nulls_other_names_and_clocks(way, tmp_path):
 def test_a_key_may_be_called_as_a_feature_is(way, tmp_path):
     """Labels call the key of a view as they like."""
     pq.write_table(pa.table({"who": ["a"], "event": [1], "x": [7]}), tmp_path / "a.parquet")
-    plan = ViewPlan("v", "v", (Field("x", "string"),), (Field("x", "int64"),), ("x",), ("y",))
-    rows = ForeignRows([tmp_path / "a.parquet"], "event", keys=("who",), **way)
-    made = training_set(pa.table({"x": ["a", "b"], "at": [1, 1]}), "at", [Joined(plan, rows)])
+    plan = ViewPlan("v", "v", (FeatureField("x", "string"),), (FeatureField("x", "int64"),), ("x",), ("y",))
+    rows = ExternalRows([tmp_path / "a.parquet"], "event", keys=("who",), **way)
+    made = build_training_set(pa.table({"x": ["a", "b"], "at": [1, 1]}), "at", [JoinedView(plan, rows)])
     assert made["y"].to_pylist() == [7, None]
 
 
@@ -96,8 +96,8 @@ def test_sql_reads_the_files_it_was_given_and_nothing_else(tmp_path):
     labels = pa.table({"k": [1, 2], "at": [5, 5]})
 
     def asked(sql: str) -> list[int | None]:
-        rows = ForeignRows([tmp_path / "a.parquet"], "event", sql=sql)
-        return training_set(labels, "at", [Joined(PLAN, rows)])["x"].to_pylist()
+        rows = ExternalRows([tmp_path / "a.parquet"], "event", sql=sql)
+        return build_training_set(labels, "at", [JoinedView(PLAN, rows)])["x"].to_pylist()
 
     assert asked("SELECT k, event, 10 * x AS x FROM rows WHERE k < 2") == [10, None]
     for sql in (
@@ -115,7 +115,7 @@ def test_sql_reads_the_files_it_was_given_and_nothing_else(tmp_path):
 
 def test_an_engine_that_is_not_one_is_refused():
     with pytest.raises(Invalid, match="engine"):
-        ForeignRows([], "event", engine="spark")
+        ExternalRows([], "event", engine="spark")
 
 
 def test_files_that_are_not_there_not_parquet_or_not_alike_are_refused(tmp_path):
@@ -124,7 +124,7 @@ def test_files_that_are_not_there_not_parquet_or_not_alike_are_refused(tmp_path)
     pq.write_table(pa.table({"k": [1], "event": [1]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"k": ["a"], "event": [1], "x": [1]}), tmp_path / "c.parquet")
     (tmp_path / "d.parquet").write_bytes(b"PAR1 and nothing else")
-    for name, error in {"b": Invalid, "c": Invalid, "d": Corrupt, "e": NotFound}.items():
-        rows = ForeignRows([tmp_path / "a.parquet", tmp_path / f"{name}.parquet"], "event")
+    for name, error in {"b": Invalid, "c": Invalid, "d": CorruptData, "e": NotFound}.items():
+        rows = ExternalRows([tmp_path / "a.parquet", tmp_path / f"{name}.parquet"], "event")
         with pytest.raises(error):
-            training_set(labels, "at", [Joined(PLAN, rows)])
+            build_training_set(labels, "at", [JoinedView(PLAN, rows)])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.asof.arrow import arrow_type
-from falaj.asof.keys import MAX_KEY_BYTES, key_bytes, key_column, keys_of, partition_of
+from falaj.asof.arrow_columns import to_arrow_type
+from falaj.asof.entity_keys import MAX_KEY_BYTES, build_key_column, compute_partition, encode_distinct_keys, encode_key
 from falaj.core.errors import Invalid
 
 VALUES = {
@@ -34,35 +34,35 @@ def keys(draw):
 @given(keys())
 def test_columns_give_the_bytes_of_single_keys(made):
     shape, rows = made
-    columns = [pa.array([row[at] for row in rows], arrow_type(kind)) for at, kind in enumerate(shape)]
-    found = keys_of(columns, shape)
-    one_by_one = [key_bytes(row, shape) for row in rows]
+    columns = [pa.array([row[at] for row in rows], to_arrow_type(kind)) for at, kind in enumerate(shape)]
+    found = encode_distinct_keys(columns, shape)
+    one_by_one = [encode_key(row, shape) for row in rows]
     assert [None if code < 0 else found.distinct[code] for code in found.codes] == one_by_one
     assert len(set(found.distinct)) == len(found.distinct)
     whole = {row for row in rows if None not in row}
-    assert len({key_bytes(row, shape) for row in whole}) == len(whole)
+    assert len({encode_key(row, shape) for row in whole}) == len(whole)
 
 
 @given(keys(), st.sampled_from([1, 2, 64, 4096]))
 def test_partitions_of_columns_are_those_of_single_keys(made, count):
     shape, rows = made
-    columns = [pa.array([row[at] for row in rows], arrow_type(kind)) for at, kind in enumerate(shape)]
-    found = key_column(columns, shape).partitions(count).tolist()
+    columns = [pa.array([row[at] for row in rows], to_arrow_type(kind)) for at, kind in enumerate(shape)]
+    found = build_key_column(columns, shape).partitions(count).tolist()
     for row, place in zip(rows, found, strict=True):
-        key = key_bytes(row, shape)
-        assert place == (0 if key is None else partition_of(key, count))
+        key = encode_key(row, shape)
+        assert place == (0 if key is None else compute_partition(key, count))
 
 
 @given(keys())
 def test_places_and_order_are_those_of_the_keys(made):
     shape, rows = made
-    columns = [pa.array([row[at] for row in rows], arrow_type(kind)) for at, kind in enumerate(shape)]
-    column = key_column(columns, shape)
+    columns = [pa.array([row[at] for row in rows], to_arrow_type(kind)) for at, kind in enumerate(shape)]
+    column = build_key_column(columns, shape)
     code = column.sortable()
     for a, first in enumerate(rows):
         for b, second in enumerate(rows):
             if None not in first and None not in second:
-                assert (code[a] == code[b]) == (key_bytes(first, shape) == key_bytes(second, shape))
+                assert (code[a] == code[b]) == (encode_key(first, shape) == encode_key(second, shape))
     (there,) = np.nonzero(column.valid)
     firsts = there[np.unique(code[there], return_index=True)[1]]
     distinct = column.take(firsts)
@@ -74,21 +74,21 @@ def test_places_and_order_are_those_of_the_keys(made):
 
 def test_bytes_and_partitions_never_change():
     """Files and online stores are laid out by these."""
-    assert key_bytes([7], ["int64"]) == b"\7\0\0\0\0\0\0\0"
-    assert key_bytes(["\u00e9"], ["string"]) == b"\xc3\xa9"
+    assert encode_key([7], ["int64"]) == b"\7\0\0\0\0\0\0\0"
+    assert encode_key(["\u00e9"], ["string"]) == b"\xc3\xa9"
     moment = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
-    assert key_bytes(["ab", True, moment], ["string", "bool", "time"]) == b"\2\0\0\0ab\1\x40\x42\x0f\0\0\0\0\0"
-    assert [partition_of(key, 4096) for key in (b"", b"a", b"\7\0\0\0\0\0\0\0")] == [0, 3651, 1648]
+    assert encode_key(["ab", True, moment], ["string", "bool", "time"]) == b"\2\0\0\0ab\1\x40\x42\x0f\0\0\0\0\0"
+    assert [compute_partition(key, 4096) for key in (b"", b"a", b"\7\0\0\0\0\0\0\0")] == [0, 3651, 1648]
 
 
 def test_the_same_number_is_the_same_key():
     for value in (7, 7.0, np.int64(7), np.float64(7)):
-        assert key_bytes([value], ["int64"]) == b"\7\0\0\0\0\0\0\0"
+        assert encode_key([value], ["int64"]) == b"\7\0\0\0\0\0\0\0"
     for column in (pa.array([7, None], pa.uint8()), pa.array([7.0, float("nan")]), pa.array([7, None], pa.int32())):
-        assert keys_of([column], ["int64"]).distinct == [b"\7\0\0\0\0\0\0\0"]
+        assert encode_distinct_keys([column], ["int64"]).distinct == [b"\7\0\0\0\0\0\0\0"]
     coded = pa.array(["a", "b", "a", None]).dictionary_encode()
-    assert keys_of([coded], ["string"]).codes.tolist() == [0, 1, 0, -1]
-    assert keys_of([pa.nulls(2)], ["time"]).codes.tolist() == [-1, -1]
+    assert encode_distinct_keys([coded], ["string"]).codes.tolist() == [0, 1, 0, -1]
+    assert encode_distinct_keys([pa.nulls(2)], ["time"]).codes.tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_same_number_is_the_same_key():
 )
 def test_what_is_no_key_is_refused(values, types):
     with pytest.raises(Invalid):
-        key_bytes(values, types)
+        encode_key(values, types)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_what_is_no_key_is_refused(values, types):
 )
 def test_a_column_of_no_keys_is_refused(column, kind):
     with pytest.raises(Invalid):
-        keys_of([column], [kind])
+        encode_distinct_keys([column], [kind])
 
 
 def test_keys_of_online_reads_need_numpy_alone():
     code = """
 import sys
 sys.modules["pyarrow"] = None
-from falaj.asof import kernel, keys, moments, segment
-assert keys.key_bytes([7, "a"], ["int64", "string"])
-assert moments.micros("2026-11-15T00:00:00Z") and moments.span_us("1d")
+from falaj.asof import join_kernel, entity_keys, moments, segment
+assert entity_keys.encode_key([7, "a"], ["int64", "string"])
+assert moments.to_micros("2026-11-15T00:00:00Z") and moments.parse_span("1d")
 """
     subprocess.run([sys.executable, "-c", code], check=True)

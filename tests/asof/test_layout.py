@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.arrow import arrow_type
-from falaj.asof.layout import Layout
-from falaj.asof.records import SCALARS, Field
-from falaj.core.errors import Corrupt, Invalid
-from falaj.core.online import pack_rank, rank_of
+from falaj.asof.arrow_columns import to_arrow_type
+from falaj.asof.records import SCALAR_TYPES, FeatureField
+from falaj.asof.row_layout import RowLayout
+from falaj.core.errors import CorruptData, Invalid
+from falaj.core.online_rows import pack_rank, unpack_rank
 
 FLOATS = st.one_of(st.floats(), st.sampled_from([math.nan, -0.0, math.inf, 5e-324]))
 INT64 = st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.sampled_from([-(1 << 63), (1 << 63) - 1]))
@@ -30,7 +30,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bytes": st.binary(max_size=12),
     "time": st.integers(-(1 << 62), 1 << 62),
 }
-TYPES = [*SCALARS, *(f"list[{kind}]" for kind in SCALARS)]
+TYPES = [*SCALAR_TYPES, *(f"list[{kind}]" for kind in SCALAR_TYPES)]
 
 
 def values_of(kind: str) -> st.SearchStrategy[Any]:
@@ -40,9 +40,9 @@ def values_of(kind: str) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> tuple[list[Field], dict[str, list[Any]], int]:
+def tables(draw: st.DrawFn) -> tuple[list[FeatureField], dict[str, list[Any]], int]:
     kinds = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=9))
-    fields = [Field(f"c{number}", kind) for number, kind in enumerate(kinds)]
+    fields = [FeatureField(f"c{number}", kind) for number, kind in enumerate(kinds)]
     size = draw(st.integers(1, 4)) if draw(st.booleans()) else 50
     few = {field.name: draw(st.lists(values_of(field.type), min_size=1, max_size=4)) for field in fields}
     return fields, {name: [some[at % len(some)] for at in range(size)] for name, some in few.items()}, size
@@ -58,11 +58,11 @@ def same(a: object, b: object) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(tables(), st.randoms())
-def test_every_value_comes_back(made: tuple[list[Field], dict[str, list[Any]], int], random: Any) -> None:
+def test_every_value_comes_back(made: tuple[list[FeatureField], dict[str, list[Any]], int], random: Any) -> None:
     fields, columns, size = made
-    layout, numbers = Layout(fields), np.arange(size)
+    layout, numbers = RowLayout(fields), np.arange(size)
     rows = layout.encode(columns, numbers - 5, numbers, numbers * 2)
-    assert [rank_of(row) for row in rows] == [(n - 5, n, 2 * n) for n in range(size)]
+    assert [unpack_rank(row) for row in rows] == [(n - 5, n, 2 * n) for n in range(size)]
     wanted = random.sample(list(columns), random.randint(1, len(columns)))
     found, nulls = layout.decoder(wanted).columns(rows)
     for name, column in zip(wanted, found, strict=True):
@@ -77,11 +77,11 @@ def test_every_value_comes_back(made: tuple[list[Field], dict[str, list[Any]], i
 
 @settings(max_examples=50, deadline=None)
 @given(tables())
-def test_arrow_columns_make_the_same_bytes(made: tuple[list[Field], dict[str, list[Any]], int]) -> None:
+def test_arrow_columns_make_the_same_bytes(made: tuple[list[FeatureField], dict[str, list[Any]], int]) -> None:
     fields, columns, size = made
-    layout, numbers = Layout(fields), np.arange(size)
+    layout, numbers = RowLayout(fields), np.arange(size)
     arrow = {
-        one.name: pa.chunked_array([pa.array(columns[one.name], arrow_type(one.type, large=True))]) for one in fields
+        one.name: pa.chunked_array([pa.array(columns[one.name], to_arrow_type(one.type, large=True))]) for one in fields
     }
     plain = layout.encode(columns, numbers, numbers, numbers)
     assert layout.encode(arrow, numbers, numbers, numbers) == plain
@@ -90,20 +90,20 @@ def test_arrow_columns_make_the_same_bytes(made: tuple[list[Field], dict[str, li
 
 
 def test_forty_fields_and_none() -> None:
-    fields = [Field(f"c{number}", "int32") for number in range(100)]
+    fields = [FeatureField(f"c{number}", "int32") for number in range(100)]
     one = np.array([1])
-    layout = Layout(fields)
+    layout = RowLayout(fields)
     values = [None if number % 7 == 0 else number for number in range(100)]
     row = layout.encode({f"c{number}": [value] for number, value in enumerate(values)}, one, one, one)[0]
     assert layout.decoder(list(layout.types)).columns([row])[0] == [[value] for value in values]
-    empty = Layout([])
+    empty = RowLayout([])
     assert empty.decoder([]).columns(empty.encode({}, one, one, one))[0] == []
     assert empty.encode({}, one[:0], one[:0], one[:0]) == []
 
 
 def test_ranks_are_those_of_core() -> None:
     edges = np.array([-(1 << 63), -1, 0, 1, (1 << 63) - 2, (1 << 63) - 1])
-    rows = Layout([]).encode({}, edges, edges[::-1], edges)
+    rows = RowLayout([]).encode({}, edges, edges[::-1], edges)
     assert [row[:24] for row in rows] == [
         pack_rank(*map(int, rank)) for rank in zip(edges, edges[::-1], edges, strict=True)
     ]
@@ -111,18 +111,23 @@ def test_ranks_are_those_of_core() -> None:
 
 def test_a_row_of_another_layout_is_refused() -> None:
     one = np.array([1])
-    ours, theirs = Layout([Field("a", "int64")]), Layout([Field("a", "float64")])
+    ours, theirs = RowLayout([FeatureField("a", "int64")]), RowLayout([FeatureField("a", "float64")])
     (row,) = theirs.encode({"a": [1.0]}, one, one, one)
     for count in (1, 100):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             ours.decoder(["a"]).columns([row] * count)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.integers(1, 60))
 def test_hostile_bytes_are_refused_or_read(data: st.DataObject, count: int) -> None:
-    fields = [Field("a", "int64"), Field("b", "string"), Field("c", "list[string]"), Field("d", "list[int32]")]
-    layout, one = Layout(fields if data.draw(st.booleans()) else fields[:1]), np.array([1])
+    fields = [
+        FeatureField("a", "int64"),
+        FeatureField("b", "string"),
+        FeatureField("c", "list[string]"),
+        FeatureField("d", "list[int32]"),
+    ]
+    layout, one = RowLayout(fields if data.draw(st.booleans()) else fields[:1]), np.array([1])
     columns = {"a": [7], "b": ["text"], "c": [["x", None, "yz"]], "d": [[1, 2, None]]}
     row = bytearray(layout.encode(columns, one, one, one)[0])
     for _ in range(data.draw(st.integers(0, 4))):
@@ -130,29 +135,32 @@ def test_hostile_bytes_are_refused_or_read(data: st.DataObject, count: int) -> N
     bad = bytes(row[: data.draw(st.integers(0, len(row)))]) + data.draw(st.binary(max_size=3))
     try:
         layout.decoder([field.name for field in layout.fields]).columns([bad] * count)
-    except Corrupt:
+    except CorruptData:
         return
 
 
 def test_what_does_not_fit_is_refused() -> None:
     one = np.array([1])
     with pytest.raises(Invalid):
-        Layout([Field("a", "decimal")])
+        RowLayout([FeatureField("a", "decimal")])
     with pytest.raises(Invalid):
-        Layout([Field("a", "list[list[int64]]")])
+        RowLayout([FeatureField("a", "list[list[int64]]")])
     with pytest.raises(Invalid):
-        Layout([Field("a", "int64"), Field("a", "string")])
+        RowLayout([FeatureField("a", "int64"), FeatureField("a", "string")])
     with pytest.raises(Invalid):
-        Layout([Field("a", "int64")]).decoder(["b"])
+        RowLayout([FeatureField("a", "int64")]).decoder(["b"])
     for kind, value in (("int32", 1 << 40), ("int64", "7"), ("string", 7), ("string", "\ud800"), ("list[string]", [7])):
         with pytest.raises(Invalid):
-            Layout([Field("a", kind)]).encode({"a": [value]}, one, one, one)
+            RowLayout([FeatureField("a", kind)]).encode({"a": [value]}, one, one, one)
     with pytest.raises(Invalid):
-        Layout([Field("a", "int64")]).encode({}, one, one, one)
+        RowLayout([FeatureField("a", "int64")]).encode({}, one, one, one)
     with pytest.raises(Invalid):
-        Layout([Field("a", "int64")]).encode({"a": [1, 2]}, one, one, one)
+        RowLayout([FeatureField("a", "int64")]).encode({"a": [1, 2]}, one, one, one)
 
 
 def test_reading_needs_numpy_alone() -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; import falaj.asof.reading, falaj.asof.ondemand, falaj.asof.tiles"
+    code = (
+        "import sys; sys.modules['pyarrow'] = None; import falaj.asof.service_reader, "
+        "falaj.asof.on_demand, falaj.asof.window_state_operations"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

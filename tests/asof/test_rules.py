@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.casting import cast
-from falaj.asof.limits import checked_limits
-from falaj.asof.records import Field
-from falaj.asof.rules import WHY, Checked, Expected, Watch, split
-from falaj.asof.stats import ColumnStats, measured
+from falaj.asof.casting import cast_column
+from falaj.asof.column_stats import ColumnStats, measure_column
+from falaj.asof.quality_rules import REASONS_COLUMN, CheckedRows, ExpectedRows, RowValidator, split_checked_rows
+from falaj.asof.records import FeatureField
+from falaj.asof.rule_limits import check_limits
 from falaj.core.errors import Invalid
 
 NOW = 1_800_000_000_000_000
@@ -34,20 +34,20 @@ class R:
 
 def check(
     table: Any, rules: Sequence[R], now_us: int, reference: Mapping[str, ColumnStats] | None = None, **more: Any
-) -> Checked:
+) -> CheckedRows:
     """Of rows that are all there is of an arrival."""
-    watch = Watch(rules, now_us, reference, Expected(**more))
+    watch = RowValidator(rules, now_us, reference, ExpectedRows(**more))
     seen = watch.take(table)
-    return Checked(seen.table, seen.good, seen.why, watch.finish())
+    return CheckedRows(seen.table, seen.good, seen.why, watch.finish())
 
 
-def refusals(found: Checked) -> list[str]:
+def refusals(found: CheckedRows) -> list[str]:
     return [one.message for one in found.findings if one.action == "refuse"]
 
 
-def checked(column: object, rule: R, type_: str = "") -> Checked:
+def checked(column: object, rule: R, type_: str = "") -> CheckedRows:
     table = pa.table({"x": column, "event": [NOW] * len(column)})  # type: ignore[arg-type]
-    return check(table, [rule], NOW, fields=[Field("x", type_)] if type_ else [])
+    return check(table, [rule], NOW, fields=[FeatureField("x", type_)] if type_ else [])
 
 
 def broken(column: object, rule: R, type_: str = "") -> list[int]:
@@ -94,14 +94,14 @@ def test_events_of_the_future_are_kept_apart() -> None:
 
 def test_what_is_always_on() -> None:
     table = pa.table({"id": ["a", None, "c", "d"], "x": ["1", "2", "three", "4"], "event": [1, 2, 3, None]})
-    found = check(table, [], NOW, fields=[Field("id", "string"), Field("x", "int64")], keys=["id"])
-    good, bad = split(table, found)
+    found = check(table, [], NOW, fields=[FeatureField("id", "string"), FeatureField("x", "int64")], keys=["id"])
+    good, bad = split_checked_rows(table, found)
     assert good.to_pydict() == {"id": ["a"], "x": [1], "event": [1]}
     assert bad.to_pydict() == {
         "id": [None, "c", "d"],
         "x": ["2", "three", "4"],
         "event": [2, 3, None],
-        WHY: ["key(id)", "type(x)", "event(event)"],
+        REASONS_COLUMN: ["key(id)", "type(x)", "event(event)"],
     }
     assert not any("three" in one.message for one in found.findings)
 
@@ -109,8 +109,8 @@ def test_what_is_always_on() -> None:
 def test_a_row_may_have_many_reasons() -> None:
     table = pa.table({"x": [5, -5], "event": [NOW, NOW]})
     rules = [R("range", "x", {"low": 0}), R("among", "x", {"values": [5]})]
-    _, bad = split(table, check(table, rules, NOW))
-    assert bad.column(WHY).to_pylist() == ["range(x); among(x)"]
+    _, bad = split_checked_rows(table, check(table, rules, NOW))
+    assert bad.column(REASONS_COLUMN).to_pylist() == ["range(x); among(x)"]
 
 
 def test_two_rules_of_one_kind_are_told_apart() -> None:
@@ -163,7 +163,7 @@ def test_rules_of_all_rows_blame_none(rule: R, said: str) -> None:
 
 def test_a_distribution_is_held_against_a_reference() -> None:
     some = np.random.default_rng(3)
-    then = {"x": measured(pa.array(some.normal(size=3_000)))}
+    then = {"x": measure_column(pa.array(some.normal(size=3_000)))}
     rule = R("distribution", "x", {"psi": 0.2})
 
     def findings(values: object) -> list[str]:
@@ -178,7 +178,7 @@ def test_a_distribution_is_held_against_a_reference() -> None:
 
 def test_batches_are_looked_at_together_in_the_end() -> None:
     rules = [R("unique", "x"), R("rows", limits={"low": 5}), R("fresh", limits={"within": "1d"}, action="refuse")]
-    watch = Watch(rules, NOW, None, Expected())
+    watch = RowValidator(rules, NOW, None, ExpectedRows())
     first = watch.take(pa.table({"x": ["a", "b"], "event": [NOW, NOW]}))
     second = watch.take(pa.record_batch({"x": ["b", "c", "c"], "event": [NOW - 9 * DAY] * 3}))
     assert first.good.all()
@@ -229,18 +229,23 @@ def test_good_and_bad_are_all_rows(rows: list[tuple[str | None, str | None, int 
             "event": pa.array(event, pa.int64()),
         }
     )
-    fields = [Field("n", "int64"), Field("x", "float64"), Field("y", "string"), Field("event", "int64")]
+    fields = [
+        FeatureField("n", "int64"),
+        FeatureField("x", "float64"),
+        FeatureField("y", "string"),
+        FeatureField("event", "int64"),
+    ]
     found = check(table, rules, NOW, fields=fields, keys=["y"])
-    good, bad = split(table, found)
+    good, bad = split_checked_rows(table, found)
     assert sorted(good.column("n").to_pylist() + bad.column("n").to_pylist()) == list(range(len(rows)))
-    assert bad.drop_columns([WHY]).equals(table.take(bad.column("n")))
-    assert all(bad.column(WHY).to_pylist())
+    assert bad.drop_columns([REASONS_COLUMN]).equals(table.take(bad.column("n")))
+    assert all(bad.column(REASONS_COLUMN).to_pylist())
     assert good.schema.names == table.schema.names
     assert good.column("y").null_count == good.column("event").null_count == 0
     # What is good stays good, and only what is good can have come before.
     assert check(good, rules, NOW, fields=fields, keys=["y"]).good.all()
     others = [rule for rule in rules if rule.kind != "unique"]
-    without, _ = split(table, check(table, others, NOW, fields=fields, keys=["y"]))
+    without, _ = split_checked_rows(table, check(table, others, NOW, fields=fields, keys=["y"]))
     assert set(good.column("y").to_pylist()) == set(without.column("y").to_pylist())
 
 
@@ -263,22 +268,22 @@ def test_good_and_bad_are_all_rows(rows: list[tuple[str | None, str | None, int 
 def test_casting_points_at_what_has_no_place(
     column: list[object], type_: str, made: list[object], bad: list[int]
 ) -> None:
-    found, mask = cast(pa.chunked_array([pa.array(column)]), type_)
+    found, mask = cast_column(pa.chunked_array([pa.array(column)]), type_)
     assert found.to_pylist() == made
     assert np.flatnonzero(mask).tolist() == bad
 
 
 def test_casting_times() -> None:
     texts = pa.array(["2026-01-01T00:00:00Z", "2026-01-01T00:00:00", "soon", None])
-    found, bad = cast(texts, "time")
+    found, bad = cast_column(texts, "time")
     assert found.type == pa.timestamp("us", "UTC")
     assert bad.tolist() == [False, True, True, False]
-    found, bad = cast(texts, "time", "Asia/Dubai")
+    found, bad = cast_column(texts, "time", "Asia/Dubai")
     assert bad.tolist() == [False, False, True, False]
     assert (found[0].value - found[1].value) == 4 * 3_600_000_000
     with pytest.raises(Invalid, match="without a zone"):
-        cast(pa.array([0, None], pa.timestamp("s")), "time")
-    assert cast(pa.array(["a", "b", "a"]).dictionary_encode(), "string")[0].to_pylist() == ["a", "b", "a"]
+        cast_column(pa.array([0, None], pa.timestamp("s")), "time")
+    assert cast_column(pa.array(["a", "b", "a"]).dictionary_encode(), "string")[0].to_pylist() == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +315,7 @@ def test_casting_times() -> None:
 )
 def test_a_rule_that_cannot_be_followed_is_refused_where_it_is_made(rule: R, hint: str) -> None:
     with pytest.raises(Invalid) as error:
-        checked_limits(rule, {"x"})
+        check_limits(rule, {"x"})
     assert hint in error.value.hint
 
 
@@ -324,7 +329,7 @@ def test_a_rule_that_does_not_suit_a_type_is_refused(rule: R) -> None:
 
 def test_rows_without_a_column_are_refused() -> None:
     with pytest.raises(Invalid, match="no column 'y'"):
-        check(pa.table({"event": [1]}), [], NOW, fields=[Field("y", "int64")])
+        check(pa.table({"event": [1]}), [], NOW, fields=[FeatureField("y", "int64")])
     with pytest.raises(Invalid, match="no column 'event'"):
         check(pa.table({"x": [1]}), [], NOW)
     assert check(pa.table({"x": [1]}), [], NOW, event="").good.all()

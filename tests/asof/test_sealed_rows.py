@@ -12,20 +12,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.arrow import arrow_type
-from falaj.asof.keys import key_bytes
-from falaj.asof.records import Field
-from falaj.asof.rows import RowSchema, face_folder, open_part, parts_in, rows_of, write_rows
-from falaj.asof.sealed import NAME_BYTES, Keys, bound_to, new_keys
-from falaj.asof.sealed_rows import open_segment, people_of, seal_segment
-from falaj.asof.segment import File, Segment
-from falaj.core.errors import Corrupt, FalajError, Invalid
+from falaj.asof.arrow_columns import to_arrow_type
+from falaj.asof.entity_keys import encode_key
+from falaj.asof.person_sealing import PSEUDONYM_BYTES, PersonKeys, generate_person_keys, make_associated_data
+from falaj.asof.records import FeatureField
+from falaj.asof.row_files import (
+    RowSchema,
+    group_folder_name,
+    list_partition_segments,
+    open_partition_segment,
+    to_row_table,
+    write_rows,
+)
+from falaj.asof.sealed_segments import list_people, seal_segment, unseal_segment
+from falaj.asof.segment import FileFetcher, Segment
+from falaj.core.errors import CorruptData, FalajError, Invalid
 
 FACES = {
-    "": (Field("amount", "float64"), Field("city", "string"), Field("flags", "list[bool]"), Field("n", "int32")),
-    "secret": (Field("raw", "bytes"), Field("words", "list[string]"), Field("ok", "bool"), Field("when", "time")),
+    "": (
+        FeatureField("amount", "float64"),
+        FeatureField("city", "string"),
+        FeatureField("flags", "list[bool]"),
+        FeatureField("n", "int32"),
+    ),
+    "secret": (
+        FeatureField("raw", "bytes"),
+        FeatureField("words", "list[string]"),
+        FeatureField("ok", "bool"),
+        FeatureField("when", "time"),
+    ),
 }
-SCHEMA = RowSchema((Field("shop", "int64"), Field("person", "string")), FACES)
+SCHEMA = RowSchema((FeatureField("shop", "int64"), FeatureField("person", "string")), FACES)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "float64": st.floats(), "string": st.text(max_size=6), "bytes": st.binary(max_size=6), "bool": st.booleans(),
     "int32": st.integers(-(2**31), 2**31 - 1), "time": st.integers(0, 2**40),
@@ -47,51 +64,56 @@ ROW = st.fixed_dictionaries(
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    kinds = {one.name: arrow_type(one.type) for one in (*SCHEMA.keys, *SCHEMA.columns)} | {"event": pa.int64()}
+    kinds = {one.name: to_arrow_type(one.type) for one in (*SCHEMA.keys, *SCHEMA.columns)} | {"event": pa.int64()}
     return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
 
 
 def aad_of(face: str, name: str) -> bytes:
-    return bound_to("bank", "ae-dubai", f"dataset:fraud/spend.rows1.{face}", name)
+    return make_associated_data("bank", "ae-dubai", f"dataset:fraud/spend.rows1.{face}", name)
 
 
 def named(people: Sequence[bytes]) -> list[bytes]:
-    return [hashlib.sha256(one).digest()[:NAME_BYTES] for one in people]
+    return [hashlib.sha256(one).digest()[:PSEUDONYM_BYTES] for one in people]
 
 
-def seal_all(folder: Path) -> tuple[list[bytes], Keys]:
+def seal_all(folder: Path) -> tuple[list[bytes], PersonKeys]:
     """Seal every segment of a folder beside it; gives the people of all runs, and their keys."""
-    people = [one for path in _segments(folder) for one in people_of(Segment(File(path)), 1)]
-    keys = new_keys(named(people))
+    people = [one for path in _segments(folder) for one in list_people(Segment(FileFetcher(path)), 1)]
+    keys = generate_person_keys(named(people))
     for path in _segments(folder):
-        main = Segment(File(path))
-        starts, names = main.ranks().run_starts, named(people_of(main, 1))
+        main = Segment(FileFetcher(path))
+        starts, names = main.ranks().run_starts, named(list_people(main, 1))
         for face in FACES:
-            source = folder / face_folder(face) / path.name
+            source = folder / group_folder_name(face) / path.name
             seal_segment(
-                Segment(File(source)), starts, names, keys, aad_of(face, path.name), source.with_suffix(".sealed")
+                Segment(FileFetcher(source)),
+                starts,
+                names,
+                keys,
+                aad_of(face, path.name),
+                source.with_suffix(".sealed"),
             )
     return people, keys
 
 
-def open_all(folder: Path, keys: Keys, to: Path) -> None:
+def open_all(folder: Path, keys: PersonKeys, to: Path) -> None:
     for face, fields in FACES.items():
-        (to / face_folder(face)).mkdir(parents=True)
-        for path in (folder / face_folder(face)).glob("*.sealed"):
+        (to / group_folder_name(face)).mkdir(parents=True)
+        for path in (folder / group_folder_name(face)).glob("*.sealed"):
             name = path.with_suffix(".seg").name
-            target = to / face_folder(face) / name
-            open_segment(File(path), () if face else SCHEMA.keys, fields, keys, aad_of(face, name), target)
+            target = to / group_folder_name(face) / name
+            unseal_segment(FileFetcher(path), () if face else SCHEMA.keys, fields, keys, aad_of(face, name), target)
 
 
 def _segments(folder: Path) -> list[Path]:
-    return sorted((folder / face_folder("")).glob("*.seg"))
+    return sorted((folder / group_folder_name("")).glob("*.seg"))
 
 
 def read(folder: Path) -> list[tuple[Any, ...]]:
     found = []
-    for part in parts_in(folder, tuple(FACES)):
-        rows = open_part(part, [one.type for one in SCHEMA.keys])
-        table = rows_of(rows, SCHEMA.keys, [one.name for one in SCHEMA.columns])
+    for part in list_partition_segments(folder, tuple(FACES)):
+        rows = open_partition_segment(part, [one.type for one in SCHEMA.keys])
+        table = to_row_table(rows, SCHEMA.keys, [one.name for one in SCHEMA.columns])
         found += [tuple(map(repr, row.values())) for row in table.to_pylist()]
     return sorted(found)
 
@@ -105,7 +127,7 @@ def test_there_and_back_to_the_byte_and_without_those_who_are_gone(rows: list[di
         write_rows([as_table(rows)], SCHEMA, folder, partitions=2)
         before = read(folder)
         people, keys = seal_all(folder)
-        assert set(people) == {key_bytes([row["person"]], ["string"]) for row in rows}
+        assert set(people) == {encode_key([row["person"]], ["string"]) for row in rows}
         for path in folder.rglob("*.sealed"):
             data = path.read_bytes()
             assert not any(row["person"].encode() in data for row in rows if len(row["person"]) > 2)
@@ -118,21 +140,23 @@ def test_there_and_back_to_the_byte_and_without_those_who_are_gone(rows: list[di
 
 
 @pytest.fixture
-def sealed(tmp_path: Path) -> tuple[Path, Keys]:
+def sealed(tmp_path: Path) -> tuple[Path, PersonKeys]:
     rows = [{"shop": 1, "person": who, "event": at} for who in ("ana", "bo", "cy") for at in range(3)]
     table = as_table([{**dict.fromkeys(one.name for one in SCHEMA.columns), "amount": 1.5, **row} for row in rows])
     write_rows([table], SCHEMA, tmp_path, partitions=1)
     _, keys = seal_all(tmp_path)
-    return next((tmp_path / face_folder("")).glob("*.sealed")), keys
+    return next((tmp_path / group_folder_name("")).glob("*.sealed")), keys
 
 
-def reopen(path: Path, keys: Keys, **other: Any) -> int:
+def reopen(path: Path, keys: PersonKeys, **other: Any) -> int:
     name = path.with_suffix(".seg").name
     given = {"key_fields": SCHEMA.keys, "fields": FACES[""], "aad": aad_of("", name), **other}
-    return open_segment(File(path), given["key_fields"], given["fields"], keys, given["aad"], path.with_suffix(".out"))
+    return unseal_segment(
+        FileFetcher(path), given["key_fields"], given["fields"], keys, given["aad"], path.with_suffix(".out")
+    )
 
 
-def test_altered_files_are_refused(sealed: tuple[Path, Keys]) -> None:
+def test_altered_files_are_refused(sealed: tuple[Path, PersonKeys]) -> None:
     path, keys = sealed
     assert reopen(path, keys) == 9
     good = path.read_bytes()
@@ -143,7 +167,7 @@ def test_altered_files_are_refused(sealed: tuple[Path, Keys]) -> None:
         path.write_bytes(bytes(torn))
         try:
             assert reopen(path, keys) in (6, 9), "a person's name was altered: no key, or padding was"
-        except (Corrupt, Invalid):
+        except (CorruptData, Invalid):
             refused += 1
     assert refused > 20
     for cut in range(0, len(good), 101):
@@ -152,23 +176,23 @@ def test_altered_files_are_refused(sealed: tuple[Path, Keys]) -> None:
             reopen(path, keys)
 
 
-def test_other_columns_places_or_files_are_refused(sealed: tuple[Path, Keys]) -> None:
+def test_other_columns_places_or_files_are_refused(sealed: tuple[Path, PersonKeys]) -> None:
     path, keys = sealed
     for other in (
         {"aad": aad_of("", "p0000-of-0001-00000000000000ff.seg")},
         {"fields": FACES["secret"]},
-        {"fields": (*FACES[""], Field("more", "string"))},
-        {"key_fields": (Field("shop", "int64"),)},
+        {"fields": (*FACES[""], FeatureField("more", "string"))},
+        {"key_fields": (FeatureField("shop", "int64"),)},
     ):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             reopen(path, keys, **other)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         reopen(path.with_suffix(".seg"), keys)
-    main = Segment(File(path.with_suffix(".seg")))
+    main = Segment(FileFetcher(path.with_suffix(".seg")))
     with pytest.raises(Invalid):
         seal_segment(main, np.array([0, 9]), named([b"a", b"b"]), keys, b"", path.with_suffix(".x"))
 
 
-def test_nobody_left_is_no_rows(sealed: tuple[Path, Keys]) -> None:
+def test_nobody_left_is_no_rows(sealed: tuple[Path, PersonKeys]) -> None:
     path, _ = sealed
-    assert reopen(path, new_keys([])) == 0
+    assert reopen(path, generate_person_keys([])) == 0

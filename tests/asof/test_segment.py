@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.arrow import from_column, to_column
-from falaj.asof.records import Field
-from falaj.asof.rows import RowSchema, open_part, parts_in, rows_of, write_rows
-from falaj.asof.segment import File, Segment, write_segment
-from falaj.core.errors import Corrupt, Invalid
+from falaj.asof.arrow_columns import from_segment_column, to_segment_column
+from falaj.asof.records import FeatureField
+from falaj.asof.row_files import RowSchema, list_partition_segments, open_partition_segment, to_row_table, write_rows
+from falaj.asof.segment import FileFetcher, Segment, write_segment
+from falaj.core.errors import CorruptData, Invalid
 from tests.asof.worlds import FEATURES, POOLS, World, bits, worlds
 
-NUMBER = Field("k", "int64")
+NUMBER = FeatureField("k", "int64")
 
 
 def made(tmp_path: Path) -> bytes:
     """A segment with every type of column."""
-    schema = RowSchema((NUMBER, Field("name", "string")), {"": FEATURES})
+    schema = RowSchema((NUMBER, FeatureField("name", "string")), {"": FEATURES})
     table = {"k": [3, 1, 1, 2], "name": ["\u65e5", "b", "b", ""], "event": [4, 3, 2, 1]}
     for field in FEATURES:
         table[field.name] = pa.array([*(POOLS[field.type] * 3)[:3], None], schema.arrow().field(field.name).type)
@@ -43,7 +43,7 @@ def read_all(data: bytes) -> None:
     if segment.keys:
         segment.ranks()
     for field in segment.columns:
-        array = from_column(segment.column(field.name))
+        array = from_segment_column(segment.column(field.name))
         array.validate(full=True)
         array.to_pylist()
 
@@ -55,7 +55,7 @@ def test_rows_come_back_as_they_were(world: World):
         own = world.write(Path(folder), [world.rows], [1])
         names = [field.name for field in world.schema.columns]
         types = [field.type for field in world.schema.keys]
-        tables = [rows_of(open_part(part, types), world.schema.keys, names) for part in own.parts]
+        tables = [to_row_table(open_partition_segment(part, types), world.schema.keys, names) for part in own.parts]
     found = [row for table in tables for row in table.to_pylist()]
     want = world.table().to_pylist()
     key = [field.name for field in world.schema.keys]
@@ -91,7 +91,7 @@ def test_no_flipped_byte_and_no_cut_does_harm(data, tmp_path_factory):
             struct.pack_into("<I", bad, 12, crc32(bad[16 : 16 + length]))
     try:
         read_all(bytes(bad))
-    except Corrupt:
+    except CorruptData:
         return
     assert how == "anywhere" or bytes(bad[:16]) == good[:16] or how == "head"
 
@@ -135,7 +135,7 @@ def forged(rows: int, runs: int, lengths: list[int], tail: bytes = b"", fields: 
 def test_a_head_that_lies_is_refused_before_anything_is_allocated(data):
     tracemalloc.start()
     try:
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             read_all(data)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -154,10 +154,10 @@ def text(values: list[bytes], offsets: list[int] | None = None) -> pa.Array:
     ids=["not UTF-8", "cut inside a character", "back", "below nothing"],
 )
 def test_text_that_is_not_text_is_refused(array, tmp_path):
-    column = to_column(array, "bytes")._replace(type="string")
+    column = to_segment_column(array, "bytes")._replace(type="string")
     write_segment(tmp_path / "x", len(array), {"s": column})
-    with pytest.raises(Corrupt):
-        Segment(File(tmp_path / "x")).column("s")
+    with pytest.raises(CorruptData):
+        Segment(FileFetcher(tmp_path / "x")).column("s")
 
 
 @pytest.mark.parametrize(
@@ -166,38 +166,40 @@ def test_text_that_is_not_text_is_refused(array, tmp_path):
 )
 def test_rows_out_of_order_are_refused(at, value, tmp_path):
     write_rows([pa.table({"k": [1, 1, 2], "event": [1, 2, 1]})], RowSchema((NUMBER,), {"": ()}), tmp_path, partitions=1)
-    (part,) = parts_in(tmp_path)
+    (part,) = list_partition_segments(tmp_path)
     rows = Segment(part.fetch_by_face[""]).ranks()
     keys, starts, event = list(rows.keys), rows.run_starts, rows.event
     if at == "event":
-        event, starts, keys = np.array(value), np.array([0, 3]), [to_column(pa.array([1]), "int64")]
+        event, starts, keys = np.array(value), np.array([0, 3]), [to_segment_column(pa.array([1]), "int64")]
     elif at == "starts":
         starts = np.array(value)
-        keys = [to_column(pa.array(range(len(value) - 1)), "int64")]
+        keys = [to_segment_column(pa.array(range(len(value) - 1)), "int64")]
     else:
-        keys = [to_column(pa.array(value), "int64")]
+        keys = [to_segment_column(pa.array(value), "int64")]
     bad = type(rows)(starts, keys, event, rows.created, rows.seq)
     write_segment(part.fetch_by_face[""].path, 3, {}, (NUMBER,), bad)
-    with pytest.raises(Corrupt):
-        open_part(part, ["int64"])
+    with pytest.raises(CorruptData):
+        open_partition_segment(part, ["int64"])
 
 
 def test_faces_of_different_rows_are_not_laid_together(tmp_path):
-    schema = RowSchema((NUMBER,), {"": (), "hr": (Field("x", "bool"),)})
+    schema = RowSchema((NUMBER,), {"": (), "hr": (FeatureField("x", "bool"),)})
     write_rows([pa.table({"k": [1, 2], "event": [1, 1], "x": [True, None]})], schema, tmp_path, partitions=1)
-    (part,) = parts_in(tmp_path, ("", "hr"))
-    write_segment(part.fetch_by_face["hr"].path, 1, {"x": to_column(pa.array([True]), "bool")})
-    with pytest.raises(Corrupt, match="belong together"):
-        open_part(part, ["int64"])
+    (part,) = list_partition_segments(tmp_path, ("", "hr"))
+    write_segment(part.fetch_by_face["hr"].path, 1, {"x": to_segment_column(pa.array([True]), "bool")})
+    with pytest.raises(CorruptData, match="belong together"):
+        open_partition_segment(part, ["int64"])
 
 
 def test_a_column_that_is_not_there_and_a_type_that_is_none(tmp_path):
     write_segment(tmp_path / "x", 0, {})
     with pytest.raises(Invalid, match="no column"):
-        Segment(File(tmp_path / "x")).column("y")
+        Segment(FileFetcher(tmp_path / "x")).column("y")
     with pytest.raises(Invalid, match="no keys"):
-        Segment(File(tmp_path / "x")).ranks()
+        Segment(FileFetcher(tmp_path / "x")).ranks()
     with pytest.raises(Invalid, match="not a type"):
         write_segment(
-            tmp_path / "y", 0, {"a": to_column(pa.array([], pa.int64()), "int64")._replace(type="list[list[x]]")}
+            tmp_path / "y",
+            0,
+            {"a": to_segment_column(pa.array([], pa.int64()), "int64")._replace(type="list[list[x]]")},
         )

@@ -11,9 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.sketch import MOST, bounds, histogram, joined, mean_and_std, totals
-from falaj.asof.stats import MOST_VALUES, ColumnStats, from_plain, measured, measured_table, merged, to_plain
-from falaj.core.errors import Corrupt, Invalid
+from falaj.asof.column_stats import (
+    MAX_CATEGORIES,
+    ColumnStats,
+    measure_column,
+    measure_table,
+    merge_column_stats,
+    stats_from_plain,
+    stats_to_plain,
+)
+from falaj.asof.histograms import (
+    MAX_BUCKETS,
+    build_histogram,
+    compute_bucket_bounds,
+    compute_mean_and_std,
+    merge_histograms,
+    sum_exactly,
+)
+from falaj.core.errors import CorruptData, Invalid
 
 floats = st.one_of(
     st.floats(),
@@ -38,15 +53,16 @@ columns = st.one_of(
 def test_any_cut_gives_the_same_bits(column: pa.Array, first: int, second: int, personal: bool) -> None:
     a, b = sorted((min(first, len(column)), min(second, len(column))))
     parts = [
-        measured(part, personal=personal) for part in (column.slice(0, a), column.slice(a, b - a), column.slice(b))
+        measure_column(part, personal=personal)
+        for part in (column.slice(0, a), column.slice(a, b - a), column.slice(b))
     ]
-    whole = measured(column, personal=personal)
-    assert merged(merged(parts[0], parts[1]), parts[2]) == whole
-    assert merged(parts[2], merged(parts[1], parts[0])) == whole
-    assert from_plain(json.loads(json.dumps(to_plain(whole), allow_nan=False))) == whole
+    whole = measure_column(column, personal=personal)
+    assert merge_column_stats(merge_column_stats(parts[0], parts[1]), parts[2]) == whole
+    assert merge_column_stats(parts[2], merge_column_stats(parts[1], parts[0])) == whole
+    assert stats_from_plain(json.loads(json.dumps(stats_to_plain(whole), allow_nan=False))) == whole
 
 
-@pytest.mark.parametrize("size", [MOST, MOST + 1, 9_000, 40_000])
+@pytest.mark.parametrize("size", [MAX_BUCKETS, MAX_BUCKETS + 1, 9_000, 40_000])
 @pytest.mark.parametrize("make", ["normal", "wide", "far", "whole"])
 def test_a_histogram_of_many_is_the_same_in_any_cut(size: int, make: str) -> None:
     some = np.random.default_rng(size)
@@ -56,18 +72,18 @@ def test_a_histogram_of_many_is_the_same_in_any_cut(size: int, make: str) -> Non
         "far": 1e9 + some.normal(size=size),
         "whole": some.integers(0, 3_000, size).astype(np.float64),
     }[make]
-    whole = histogram(values)
-    cut = histogram(values[:7])
+    whole = build_histogram(values)
+    cut = build_histogram(values[:7])
     for part in np.array_split(values[7:], 9):
-        cut = joined(histogram(part), cut)
+        cut = merge_histograms(build_histogram(part), cut)
     assert cut == whole
-    assert len(whole.keys) <= MOST
+    assert len(whole.keys) <= MAX_BUCKETS
     assert whole.size == size
     if whole.shift:
         once = np.unique(values)
         bits = once.view(np.int64) ^ ((once.view(np.int64) >> 63) & (2**63 - 1))
-        assert len(np.unique(bits >> (whole.shift - 1))) > MOST, "one bit more would have had room"
-    low, high = bounds(np.array(whole.keys), whole.shift)
+        assert len(np.unique(bits >> (whole.shift - 1))) > MAX_BUCKETS, "one bit more would have had room"
+    low, high = compute_bucket_bounds(np.array(whole.keys), whole.shift)
     inside = sum(int(np.count_nonzero((values >= a) & (values <= b))) for a, b in zip(low, high, strict=True))
     assert inside == size
 
@@ -75,10 +91,10 @@ def test_a_histogram_of_many_is_the_same_in_any_cut(size: int, make: str) -> Non
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_totals_are_exact(values: list[float]) -> None:
-    sums, squares = totals(np.array(values))
+    sums, squares = sum_exactly(np.array(values))
     assert Fraction(sums[0]) * Fraction(2) ** sums[1] == sum(map(Fraction, values))
     assert Fraction(squares[0]) * Fraction(2) ** squares[1] == sum(Fraction(one) ** 2 for one in values)
-    mean, std = mean_and_std(sums, squares, len(values))
+    mean, std = compute_mean_and_std(sums, squares, len(values))
     assert mean == float(sum(map(Fraction, values)) / len(values))
     assert math.isfinite(std)
     assert std >= 0
@@ -86,7 +102,7 @@ def test_totals_are_exact(values: list[float]) -> None:
 
 def test_a_small_spread_far_from_zero_is_seen() -> None:
     values = 1e9 + np.random.default_rng(1).normal(size=10_000) * 1e-3
-    stats = measured(pa.array(values))
+    stats = measure_column(pa.array(values))
     assert stats.std == pytest.approx(statistics.pstdev(values.tolist()), rel=1e-15)
     assert stats.at(0.5) == pytest.approx(np.median(values), abs=1e-4)
 
@@ -94,32 +110,32 @@ def test_a_small_spread_far_from_zero_is_seen() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.25, 0.5, 0.9, 0.999, 1.0])
 def test_quantiles_are_near(share: float) -> None:
     values = np.exp(np.random.default_rng(2).normal(size=20_000))
-    found = measured(pa.array(values)).at(share)
+    found = measure_column(pa.array(values)).at(share)
     assert found == pytest.approx(np.quantile(values, share), rel=0.03)
 
 
 def test_distinct_values_are_counted_while_few() -> None:
-    assert measured(pa.array([1, 1, 2, None])).distinct == 2
-    assert measured(pa.array(["a", "b", "a", None])).distinct == 2
-    assert measured(pa.array(range(MOST))).distinct == MOST
-    assert measured(pa.array(range(MOST + 1))).distinct is None
-    assert measured(pa.array([[1], [2]])).distinct is None
+    assert measure_column(pa.array([1, 1, 2, None])).distinct == 2
+    assert measure_column(pa.array(["a", "b", "a", None])).distinct == 2
+    assert measure_column(pa.array(range(MAX_BUCKETS))).distinct == MAX_BUCKETS
+    assert measure_column(pa.array(range(MAX_BUCKETS + 1))).distinct is None
+    assert measure_column(pa.array([[1], [2]])).distinct is None
 
 
 def test_texts_are_counted_until_they_are_too_many_or_too_long() -> None:
-    assert measured(pa.array(["a", "b", "a", None])).values == {"a": 2, "b": 1}
-    assert measured(pa.array([f"{n}" for n in range(MOST_VALUES + 1)])).values is None
-    assert measured(pa.array(["x" * 65])).values is None
-    half = MOST_VALUES // 2 + 1
-    a, b = (measured(pa.array([f"{start + n}" for n in range(half)])) for start in (0, half))
+    assert measure_column(pa.array(["a", "b", "a", None])).values == {"a": 2, "b": 1}
+    assert measure_column(pa.array([f"{n}" for n in range(MAX_CATEGORIES + 1)])).values is None
+    assert measure_column(pa.array(["x" * 65])).values is None
+    half = MAX_CATEGORIES // 2 + 1
+    a, b = (measure_column(pa.array([f"{start + n}" for n in range(half)])) for start in (0, half))
     assert a.values is not None
-    assert merged(a, b).values is None
+    assert merge_column_stats(a, b).values is None
 
 
 def test_of_a_personal_column_nothing_shows_a_person() -> None:
     table = pa.table({"salary": [4321.5, None, 777.25], "name": ["Amal", "Noor", None]})
-    kept = measured_table(table, personal={"salary", "name"})
-    said = json.dumps({name: to_plain(one) for name, one in kept.items()})
+    kept = measure_table(table, personal={"salary", "name"})
+    said = json.dumps({name: stats_to_plain(one) for name, one in kept.items()})
     assert not any(word in said for word in ("4321", "777", "Amal", "Noor"))
     salary = kept["salary"]
     assert (salary.rows, salary.nulls, salary.mean, salary.std, salary.low, salary.distinct, salary.at(0.5)) == (
@@ -129,26 +145,26 @@ def test_of_a_personal_column_nothing_shows_a_person() -> None:
 
 
 def test_nan_and_infinity_are_counted_apart() -> None:
-    stats = measured(pa.array([1.0, math.nan, math.inf, -math.inf, None, 3.0]))
+    stats = measure_column(pa.array([1.0, math.nan, math.inf, -math.inf, None, 3.0]))
     assert (stats.rows, stats.nulls, stats.nan, stats.infinite) == (6, 1, 1, 2)
     assert (stats.mean, stats.low, stats.high) == (2.0, 1.0, 3.0)
 
 
 def test_times_are_microseconds() -> None:
     at = pa.array([0, 1_000], pa.timestamp("ms", "UTC"))
-    assert measured(at).high == 1_000_000
-    assert measured(pa.array([1], pa.date32())).high == 86_400_000_000
-    assert measured(pa.nulls(3)).nulls == 3
+    assert measure_column(at).high == 1_000_000
+    assert measure_column(pa.array([1], pa.date32())).high == 86_400_000_000
+    assert measure_column(pa.nulls(3)).nulls == 3
 
 
 def test_other_types_are_refused() -> None:
     with pytest.raises(Invalid, match="has no statistics"):
-        measured(pa.array([{"a": 1}]))
+        measure_column(pa.array([{"a": 1}]))
     with pytest.raises(Invalid, match="do not merge"):
-        merged(measured(pa.array([1])), measured(pa.array(["a"])))
+        merge_column_stats(measure_column(pa.array([1])), measure_column(pa.array(["a"])))
 
 
-SOUND = to_plain(measured(pa.array([1.0, 2.0, None])))
+SOUND = stats_to_plain(measure_column(pa.array([1.0, 2.0, None])))
 
 
 @pytest.mark.parametrize(
@@ -177,14 +193,14 @@ SOUND = to_plain(measured(pa.array([1.0, 2.0, None])))
     ],
 )
 def test_strange_data_is_corrupt(change: dict[str, object]) -> None:
-    assert from_plain(SOUND) == measured(pa.array([1.0, 2.0, None]))
-    with pytest.raises(Corrupt):
-        from_plain({**SOUND, **change})
+    assert stats_from_plain(SOUND) == measure_column(pa.array([1.0, 2.0, None]))
+    with pytest.raises(CorruptData):
+        stats_from_plain({**SOUND, **change})
 
 
 def test_nothing_is_empty() -> None:
     empty = ColumnStats("number")
     assert (empty.mean, empty.at(0.5), empty.distinct) == (None, None, 0)
-    assert from_plain(to_plain(empty)) == empty
-    with pytest.raises(Corrupt):
-        from_plain({})
+    assert stats_from_plain(stats_to_plain(empty)) == empty
+    with pytest.raises(CorruptData):
+        stats_from_plain({})

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof import tiles, tilestate
-from falaj.asof.ranges import take
-from falaj.asof.records import EXPIRED, FUTURE, MISSING, NOT_FOUND, PRESENT, Window
-from falaj.asof.windows import hop_of, out_type, windowed_columns
-from falaj.core.errors import Corrupt, Invalid
+from falaj.asof import window_state, window_state_operations
+from falaj.asof.range_queries import take_cells
+from falaj.asof.records import EXPIRED, FUTURE, MISSING_MOMENT, NOT_FOUND, PRESENT, Window
+from falaj.asof.window_aggregation import choose_default_hop, compute_window_columns, infer_output_type
+from falaj.core.errors import CorruptData, Invalid
 from tests.asof import windows_cases as cases
 from tests.asof.windows_oracle import DTYPES, Row, clustered, column, oracle, same
 
@@ -22,9 +22,14 @@ NAMES = tuple(cases.TYPES)
 def empty(windows):
     """A key without rows."""
     none = np.array([], np.int64)
-    shape = tiles.shape_of(tuple(windows))
+    shape = window_state_operations.get_state_shape(tuple(windows))
     cells = {name: column([], DTYPES.get(name, object)) for name in shape.columns}
-    return tiles.unpack(tiles.build(np.array([0, 0]), none, none, none, cells, windows, MISSING)[0], windows)
+    return window_state_operations.unpack_state(
+        window_state_operations.build_window_states(np.array([0, 0]), none, none, none, cells, windows, MISSING_MOMENT)[
+            0
+        ],
+        windows,
+    )
 
 
 def add(state, rows, now):
@@ -36,19 +41,19 @@ def add(state, rows, now):
 def taken_in(state, event, created, seq, columns, now):
     """The state with more rows of its key, in any order."""
     order = np.lexsort((seq, created, event))
-    used = {name: (take(columns[name][0], order), columns[name][1][order]) for name in state.shape.columns}
+    used = {name: (take_cells(columns[name][0], order), columns[name][1][order]) for name in state.shape.columns}
     ranks, ends, windows = (event[order], created[order], seq[order]), np.array([0, len(order)]), state.shape.windows
-    (data,) = tiles.build(ends, *ranks, used, windows, max(now, state.until_us))
-    return tiles.merge(state, tiles.unpack(data, state.shape))
+    (data,) = window_state_operations.build_window_states(ends, *ranks, used, windows, max(now, state.until_us))
+    return window_state_operations.merge_states(state, window_state_operations.unpack_state(data, state.shape))
 
 
 def agrees(state, rows, windows, now) -> None:
-    values, valid = tiles.answer(state, windows, now)
+    values, valid = window_state_operations.read_windows(state, windows, now)
     for window, value, there in zip(windows, values, valid, strict=True):
         truth, present = oracle(rows, 0, now, window)
         assert there == present, (window, now)
         assert same(value, truth), (window, now, value, truth)
-    standing = tiles.standing(state, now)
+    standing = window_state_operations.compute_window_status(state, now)
     assert standing == (PRESENT if any(r.event <= now for r in rows) else FUTURE if rows else NOT_FOUND)
 
 
@@ -66,25 +71,35 @@ def test_any_split_order_and_merging_gives_the_truth(rows, windows, moments, rng
             taken = [left.pop() for _ in range(rng.randint(0, len(left)))] if rng.random() < 0.7 else []
             given_ += taken
             state = add(before, taken, now) if taken or rng.random() < 0.5 else before
-            state = tiles.trim(state, now) if rng.random() < 0.5 else state
-            states[place] = tiles.unpack(tiles.pack(state), windows) if rng.random() < 0.5 else state
+            state = window_state_operations.trim_state(state, now) if rng.random() < 0.5 else state
+            states[place] = (
+                window_state_operations.unpack_state(window_state_operations.pack_state(state), windows)
+                if rng.random() < 0.5
+                else state
+            )
         whole = states[0]
         for state in states[1:]:
-            whole = tiles.merge(whole, state) if rng.random() < 0.5 else tiles.merge(state, whole)
+            whole = (
+                window_state_operations.merge_states(whole, state)
+                if rng.random() < 0.5
+                else window_state_operations.merge_states(state, whole)
+            )
         agrees(whole, given_, windows, now)
         later = now + rng.randint(0, 100)
         agrees(whole, given_, windows, later)
-        agrees(tiles.trim(whole, now), given_, windows, later)
-        assert whole.seen_seq == max((row.seq for row in given_), default=MISSING)
+        agrees(window_state_operations.trim_state(whole, now), given_, windows, later)
+        assert whole.seen_seq == max((row.seq for row in given_), default=MISSING_MOMENT)
 
 
 @settings(max_examples=100, deadline=None)
 @given(cases.rows(keys=3), cases.windows(), cases.MOMENTS, st.integers(0, 80))
 def test_built_all_at_once_equals_training_sets(rows, windows, now, more) -> None:
     made = clustered(rows, NAMES, 4)  # the last key has no rows
-    packed = tiles.build(*(made[n] for n in ("run_starts", "event", "created", "seq", "columns")), windows, now)
+    packed = window_state_operations.build_window_states(
+        *(made[n] for n in ("run_starts", "event", "created", "seq", "columns")), windows, now
+    )
     at = now + more
-    offline = windowed_columns(
+    offline = compute_window_columns(
         made["run_starts"],
         made["event"],
         made["created"],
@@ -95,20 +110,22 @@ def test_built_all_at_once_equals_training_sets(rows, windows, now, more) -> Non
         windows,
     )
     for key in range(4):
-        state = tiles.unpack(packed[key], windows)
-        values, valid = tiles.answer(state, windows, at)
+        state = window_state_operations.unpack_state(packed[key], windows)
+        values, valid = window_state_operations.read_windows(state, windows, at)
         for place, (column_, there) in enumerate(offline):
             assert valid[place] == there[key]
             if valid[place]:
                 value = column_[key] if isinstance(column_, list) else column_[key].item()
                 assert same(values[place], value)
-        again = tiles.pack(state)
+        again = window_state_operations.pack_state(state)
         assert again == packed[key]
         agrees(state, [row._replace(key=0) for row in rows if row.key == key], windows, at)
 
 
 WINDOWS = tuple(
-    Window(f"{how}_{of}", how, of, over, hop, out_type(how, cases.TYPES.get(of, "")), 3 if how == "last" else 0)
+    Window(
+        f"{how}_{of}", how, of, over, hop, infer_output_type(how, cases.TYPES.get(of, "")), 3 if how == "last" else 0
+    )
     for how, of, over, hop in [
         ("count", "", 50, 5),
         ("sum", "f", 50, 5),
@@ -133,77 +150,86 @@ ROWS = [row(e, e, f=e / 3, i=e, t=e, s=f"é{e % 4}") for e in (-30, 0, 5, 20, 21
 @given(st.data())
 def test_hostile_bytes_are_refused_or_answered_never_more(data) -> None:
     """Whatever bytes lie there, there is an answer of the right types, or Corrupt (or a sum that is refused)."""
-    fine = tiles.pack(add(empty(WINDOWS), ROWS, 45))
+    fine = window_state_operations.pack_state(add(empty(WINDOWS), ROWS, 45))
     broken = bytearray(fine)
     for _ in range(data.draw(st.integers(0, 4))):
         broken[data.draw(st.integers(12, len(broken) - 1))] = data.draw(st.integers(0, 255))
     broken = bytes(broken)[: data.draw(st.one_of(st.just(len(broken)), st.integers(0, len(broken))))]
     broken += data.draw(st.binary(max_size=4))
     try:
-        state = tiles.unpack(broken, WINDOWS)
+        state = window_state_operations.unpack_state(broken, WINDOWS)
         for now in (45, 1000):
-            values, valid = tiles.answer(state, None, now)
+            values, valid = window_state_operations.read_windows(state, None, now)
             assert [value is not None for value in values] == valid
-        tiles.standing(state, 45, 10)
-        tiles.unpack(tiles.pack(tiles.merge(state, tiles.unpack(fine, WINDOWS))), WINDOWS)
-    except (Corrupt, Invalid):
+        window_state_operations.compute_window_status(state, 45, 10)
+        window_state_operations.unpack_state(
+            window_state_operations.pack_state(
+                window_state_operations.merge_states(state, window_state_operations.unpack_state(fine, WINDOWS))
+            ),
+            WINDOWS,
+        )
+    except (CorruptData, Invalid):
         pass
 
 
 @pytest.mark.parametrize("data", [b"", b"FTL1", b"x" * 500])
 def test_what_is_no_state_is_corrupt(data) -> None:
-    with pytest.raises(Corrupt):
-        tiles.unpack(data, WINDOWS)
+    with pytest.raises(CorruptData):
+        window_state_operations.unpack_state(data, WINDOWS)
 
 
 def test_a_state_of_other_windows_is_not_read_nor_merged() -> None:
     others = WINDOWS[:3]
-    with pytest.raises(Corrupt, match="other windows"):
-        tiles.unpack(tiles.pack(empty(WINDOWS)), others)
+    with pytest.raises(CorruptData, match="other windows"):
+        window_state_operations.unpack_state(window_state_operations.pack_state(empty(WINDOWS)), others)
     with pytest.raises(Invalid):
-        tiles.merge(empty(WINDOWS), empty(others))
+        window_state_operations.merge_states(empty(WINDOWS), empty(others))
     with pytest.raises(Invalid):
-        tiles.answer(add(empty(others), ROWS, 45), WINDOWS, 45)
+        window_state_operations.read_windows(add(empty(others), ROWS, 45), WINDOWS, 45)
 
 
 def test_some_windows_in_another_order() -> None:
     state = add(empty(WINDOWS), ROWS, 45)
-    every, _ = tiles.answer(state, None, 45)
-    some, _ = tiles.answer(state, [WINDOWS[5], WINDOWS[1]], 45)
+    every, _ = window_state_operations.read_windows(state, None, 45)
+    some, _ = window_state_operations.read_windows(state, [WINDOWS[5], WINDOWS[1]], 45)
     assert some == [every[5], every[1]]
 
 
 def test_names_do_not_matter_to_bytes() -> None:
     renamed = tuple(Window("x" + w.name, w.how, w.of, w.over_us, w.hop_us, w.type, w.n) for w in WINDOWS)
-    data = tiles.pack(add(empty(WINDOWS), ROWS, 45))
-    assert tiles.answer(tiles.unpack(data, renamed), None, 45) == tiles.answer(tiles.unpack(data, WINDOWS), None, 45)
+    data = window_state_operations.pack_state(add(empty(WINDOWS), ROWS, 45))
+    assert window_state_operations.read_windows(
+        window_state_operations.unpack_state(data, renamed), None, 45
+    ) == window_state_operations.read_windows(window_state_operations.unpack_state(data, WINDOWS), None, 45)
 
 
 def test_status() -> None:
     state = empty(WINDOWS)
-    assert tiles.standing(state, 0) == NOT_FOUND
+    assert window_state_operations.compute_window_status(state, 0) == NOT_FOUND
     state = add(state, [row(100, f=1.0)], 50)
-    assert tiles.standing(state, 99) == FUTURE
-    assert tiles.answer(state, WINDOWS[:2], 99) == ([None, None], [False, False])
-    assert tiles.standing(state, 100, ttl_us=10) == PRESENT
-    assert tiles.standing(state, 109, ttl_us=10) == PRESENT
-    assert tiles.standing(state, 110, ttl_us=10) == EXPIRED
-    assert tiles.answer(state, WINDOWS[:2], 100) == ([1, 1.0], [True, True])
-    gone = tiles.trim(state, 10_000)
-    assert tiles.standing(gone, 10_000) == PRESENT
-    assert tiles.answer(gone, WINDOWS[:2], 10_000) == ([0, None], [True, False])
+    assert window_state_operations.compute_window_status(state, 99) == FUTURE
+    assert window_state_operations.read_windows(state, WINDOWS[:2], 99) == ([None, None], [False, False])
+    assert window_state_operations.compute_window_status(state, 100, ttl_us=10) == PRESENT
+    assert window_state_operations.compute_window_status(state, 109, ttl_us=10) == PRESENT
+    assert window_state_operations.compute_window_status(state, 110, ttl_us=10) == EXPIRED
+    assert window_state_operations.read_windows(state, WINDOWS[:2], 100) == ([1, 1.0], [True, True])
+    gone = window_state_operations.trim_state(state, 10_000)
+    assert window_state_operations.compute_window_status(gone, 10_000) == PRESENT
+    assert window_state_operations.read_windows(gone, WINDOWS[:2], 10_000) == ([0, None], [True, False])
     assert [len(hop.tiles) for hop in gone.hops] == [0, 0]
 
 
 def test_a_clock_that_is_behind_gets_the_last_change() -> None:
     state = add(empty(WINDOWS), ROWS, 45)
-    assert tiles.answer(state, None, 30) == tiles.answer(state, None, 45)
+    assert window_state_operations.read_windows(state, None, 30) == window_state_operations.read_windows(
+        state, None, 45
+    )
 
 
 def test_too_many_values_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(tilestate, "MOST_VALUES", 3)
-    monkeypatch.setattr("falaj.asof.tilebuild.MOST_VALUES", 3)
-    monkeypatch.setattr("falaj.asof.tiles.MOST_VALUES", 3)
+    monkeypatch.setattr(window_state, "MAX_KEPT_VALUES", 3)
+    monkeypatch.setattr("falaj.asof.window_state_builder.MAX_KEPT_VALUES", 3)
+    monkeypatch.setattr("falaj.asof.window_state_operations.MAX_KEPT_VALUES", 3)
     rows = [row(40, i, s=str(i)) for i in range(4)]
     with pytest.raises(Invalid, match="different values of 's'"):
         add(empty(WINDOWS), rows, 45)
@@ -220,9 +246,9 @@ def test_too_many_values_are_refused(monkeypatch) -> None:
 def test_a_sum_that_does_not_fit_is_refused() -> None:
     windows = (Window("s", "sum", "i", 50, 5, "int64"),)
     state = add(empty(windows), [row(0, 0, i=1 << 62)], 0)
-    assert tiles.answer(state, None, 0)[0] == [1 << 62]
+    assert window_state_operations.read_windows(state, None, 0)[0] == [1 << 62]
     with pytest.raises(Invalid, match="64 bits"):
-        tiles.answer(add(state, [row(1, 1, i=1 << 62)], 1), None, 1)
+        window_state_operations.read_windows(add(state, [row(1, 1, i=1 << 62)], 1), None, 1)
 
 
 def test_default_hops_over_months_and_a_clock_change() -> None:
@@ -230,7 +256,7 @@ def test_default_hops_over_months_and_a_clock_change() -> None:
     day = 86_400_000_000
     spans = (60_000_000, 3_600_000_000, day, 7 * day, 30 * day, 90 * day)
     windows = tuple(
-        Window(f"{how}{over}", how, of, over, hop_of(over), out_type(how, cases.TYPES.get(of, "")))
+        Window(f"{how}{over}", how, of, over, choose_default_hop(over), infer_output_type(how, cases.TYPES.get(of, "")))
         for over in spans
         for how, of in (("count", ""), ("sum", "f"), ("distinct", "s"))
     )
@@ -238,7 +264,9 @@ def test_default_hops_over_months_and_a_clock_change() -> None:
     moments = change - np.concatenate([rng.integers(-day, 100 * day, 150), rng.integers(-(10**7), 10**8, 50)])
     rows = [row(int(e), i, f=float(rng.normal()), s=str(i % 30)) for i, e in enumerate(moments)]
     state = add(empty(windows), rows[:100], change - day)
-    state = add(tiles.unpack(tiles.pack(state), windows), rows[100:], change)
+    state = add(
+        window_state_operations.unpack_state(window_state_operations.pack_state(state), windows), rows[100:], change
+    )
     for now in (change, change + 1, change + 3_600_000_000, change + 40 * day):
         agrees(state, rows, windows, now)
 
@@ -248,7 +276,9 @@ def test_many_rows_in_many_parts(seed: int) -> None:
     """Few values seen often, so that which part saw one last matters."""
     rng = np.random.default_rng(seed)
     windows = tuple(
-        Window(f"{how}_{of}_{over}", how, of, over, hop, out_type(how, cases.TYPES[of]), 5 if how == "last" else 0)
+        Window(
+            f"{how}_{of}_{over}", how, of, over, hop, infer_output_type(how, cases.TYPES[of]), 5 if how == "last" else 0
+        )
         for of, hows in cases.HOWS.items()
         for how in hows
         for over, hop in ((40, 5), (100, 20))
@@ -263,7 +293,11 @@ def test_many_rows_in_many_parts(seed: int) -> None:
         agrees(part, share, windows, 60)
     while len(parts) > 1:
         a, b = (parts.pop(int(rng.integers(len(parts)))) for _ in range(2))
-        parts.append(tiles.merge(tiles.unpack(tiles.pack(a), windows), b))
+        parts.append(
+            window_state_operations.merge_states(
+                window_state_operations.unpack_state(window_state_operations.pack_state(a), windows), b
+            )
+        )
     for now in (60, 61, 80, 130):
         agrees(parts[0], rows, windows, now)
 
@@ -273,11 +307,15 @@ def test_lists_can_be_counted() -> None:
     cells = {"l": ([[1.0], None, [], [2.0]], np.array([True, False, True, True]))}
     ranks = np.array([0, 1, 2, 9])
     state = taken_in(empty(windows), ranks, ranks, ranks, cells, 5)
-    assert [tiles.answer(state, None, now)[0] for now in (5, 9)] == [[2], [3]]
-    offline = windowed_columns(np.array([0, 4]), ranks, ranks, cells, np.zeros(2, int), np.array([5, 9]), None, windows)
+    assert [window_state_operations.read_windows(state, None, now)[0] for now in (5, 9)] == [[2], [3]]
+    offline = compute_window_columns(
+        np.array([0, 4]), ranks, ranks, cells, np.zeros(2, int), np.array([5, 9]), None, windows
+    )
     assert offline[0][0].tolist() == [2, 3]
 
 
 def test_reading_needs_numpy_alone() -> None:
-    said = "import sys, falaj.asof.tiles; sys.exit('pyarrow' in sys.modules or 'polars' in sys.modules)"
+    said = (
+        "import sys, falaj.asof.window_state_operations; sys.exit('pyarrow' in sys.modules or 'polars' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", said], check=True)

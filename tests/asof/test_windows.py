@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof import ranges
+from falaj.asof import range_queries
 from falaj.asof.records import Window
-from falaj.asof.windows import check, edge_us, hop_of, out_type, windowed_columns
+from falaj.asof.window_aggregation import (
+    check_window,
+    choose_default_hop,
+    compute_edge_us,
+    compute_window_columns,
+    infer_output_type,
+)
 from falaj.core.errors import Invalid
 from tests.asof import windows_cases as cases
 from tests.asof.windows_oracle import Row, clustered, oracle, same
@@ -22,7 +28,7 @@ def asked(rows, labels, windows, known):
     at = np.array([moment for _, moment in labels], np.int64)
     run = np.array([key for key, _ in labels], np.int64)
     instants = {"label": at, "none": None}.get(known, np.full(len(at), known if isinstance(known, int) else 0))
-    got = windowed_columns(
+    got = compute_window_columns(
         given_["run_starts"], given_["event"], given_["created"], given_["columns"], run, at, instants, windows
     )
     for window, (values, valid) in zip(windows, got, strict=True):
@@ -50,7 +56,7 @@ def test_windows_equal_brute_force(rows, labels, windows, known) -> None:
 @given(cases.rows(), LABELS, cases.windows())
 def test_small_chunks_change_nothing(rows, labels, windows) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "_CHUNK", 3)
+        patch.setattr(range_queries, "_MAX_COPIED_CELLS", 3)
         asked(rows, labels, windows, "label")
 
 
@@ -62,7 +68,7 @@ def test_many_rows_not_known_yet_and_long_windows() -> None:
         for seq, event in enumerate(np.sort(rng.integers(0, 500, 600)))
     ]
     windows = tuple(
-        Window(how, how, "i", over, 10, out_type(how, "int64"), 3 if how == "last" else 0)
+        Window(how, how, "i", over, 10, infer_output_type(how, "int64"), 3 if how == "last" else 0)
         for how, over in [("count", 500), ("sum", 300), ("mean", 500), ("min", 400), ("distinct", 500), ("last", 450)]
     )
     labels = [(0, int(moment)) for moment in rng.integers(0, 520, 60)]
@@ -77,12 +83,12 @@ def test_nothing_at_all() -> None:
     starts = np.zeros(1, np.int64)
     for run in (none, np.array([-1, -1])):
         for known in (None, np.arange(len(run))):
-            got = windowed_columns(starts, none, none, columns, run, np.zeros(len(run), np.int64), known, windows)
+            got = compute_window_columns(starts, none, none, columns, run, np.zeros(len(run), np.int64), known, windows)
             assert [(len(values), valid.tolist()) for values, valid in got] == [(len(run), [False] * len(run))] * 2
 
 
 def test_a_moment_that_is_none_finds_nothing() -> None:
-    got = windowed_columns(
+    got = compute_window_columns(
         np.array([0, 1]),
         np.array([5]),
         np.array([5]),
@@ -98,7 +104,7 @@ def test_a_moment_that_is_none_finds_nothing() -> None:
 def test_a_sum_that_does_not_fit_is_refused() -> None:
     columns = {"i": (np.array([1 << 62, 1 << 62]), np.ones(2, bool))}
     with pytest.raises(Invalid, match="64 bits"):
-        windowed_columns(
+        compute_window_columns(
             np.array([0, 2]),
             np.array([0, 1]),
             np.array([0, 1]),
@@ -112,7 +118,7 @@ def test_a_sum_that_does_not_fit_is_refused() -> None:
 
 def test_hops() -> None:
     minute = 60_000_000
-    assert [hop_of(span) for span in (1, minute, minute + 1, 60 * minute, DAY, 7 * DAY, 30 * DAY)] == [
+    assert [choose_default_hop(span) for span in (1, minute, minute + 1, 60 * minute, DAY, 7 * DAY, 30 * DAY)] == [
         1_000_000,
         1_000_000,
         10_000_000,
@@ -121,35 +127,35 @@ def test_hops() -> None:
         120 * minute,
         720 * minute,
     ]
-    assert hop_of(30 * DAY + 1) == DAY
-    assert hop_of(61 * DAY) == 2 * DAY
+    assert choose_default_hop(30 * DAY + 1) == DAY
+    assert choose_default_hop(61 * DAY) == 2 * DAY
 
 
 def test_edges_before_1970_and_across_a_clock_change() -> None:
     """Tiles are cut from 1970 UTC, so a day of 23 or 25 hours on the wall is nothing special."""
     window = Window("n", "count", "", DAY, 900_000_000, "int64")
     for at in (-1, -DAY - 7, 0, 1_711_846_800_000_000 - 1, 1_711_846_800_000_000):  # 2024-03-31 01:00 UTC
-        edge = edge_us(at, window)
+        edge = compute_edge_us(at, window)
         assert at - DAY < edge <= at - DAY + window.hop_us
         assert edge % window.hop_us == 0
 
 
 def test_types() -> None:
-    assert [out_type("sum", kind) for kind in ("bool", "int32", "float32")] == ["int64", "int64", "float64"]
-    assert out_type("last", "time") == "list[time]"
-    assert out_type("count", "list[int64]") == "int64"
+    assert [infer_output_type("sum", kind) for kind in ("bool", "int32", "float32")] == ["int64", "int64", "float64"]
+    assert infer_output_type("last", "time") == "list[time]"
+    assert infer_output_type("count", "list[int64]") == "int64"
     for how, kind in [("sum", "string"), ("mean", "time"), ("min", "bytes"), ("last", "list[int64]"), ("median", "x")]:
         with pytest.raises(Invalid):
-            out_type(how, kind)
+            infer_output_type(how, kind)
 
 
 def test_windows_that_cannot_be() -> None:
     fine = Window("w", "last", "f", 60, 1, "list[float64]", 3)
-    check(fine, "float64")
-    check(Window("n", "count", "", 60, 1, "int64"))
+    check_window(fine, "float64")
+    check_window(Window("n", "count", "", 60, 1, "int64"))
     for change in ({"of": ""}, {"type": "float64"}, {"hop_us": 0}, {"hop_us": 61}, {"over_us": -1}, {"n": 0}):
         with pytest.raises(Invalid):
-            check(replace(fine, **change), "float64")
+            check_window(replace(fine, **change), "float64")
     for change in ({"n": 1001}, {"over_us": 1001}, {"over_us": 1 << 62, "hop_us": 1 << 60}, {"how": "mode"}):
         with pytest.raises(Invalid):
-            check(replace(fine, **change), "float64")
+            check_window(replace(fine, **change), "float64")

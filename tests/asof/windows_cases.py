@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from falaj.asof.records import Window
-from falaj.asof.windows import out_type
+from falaj.asof.window_aggregation import infer_output_type
 from tests.asof.windows_oracle import Row
 
 TYPES = {"f": "float64", "g": "float32", "i": "int64", "b": "bool", "t": "time", "s": "string"}
@@ -52,6 +52,6 @@ def windows(draw: st.DrawFn, most: int = 8) -> tuple[Window, ...]:
     for number, (of, how) in enumerate(picked):
         hop = draw(st.sampled_from([1, 5, 7, 20]))
         over = hop + draw(st.integers(0, 60))
-        kind = out_type(how, TYPES.get(of, ""))
+        kind = infer_output_type(how, TYPES.get(of, ""))
         out.append(Window(f"w{number}", how, of, over, hop, kind, draw(st.integers(1, 4)) if how == "last" else 0))
     return tuple(out)

@@ -1,4 +1,5 @@
-"""Windows by brute force, one row at a time: what asof/windows.py and asof/tiles.py must both say, bit for bit."""
+"""Windows by brute force, one row at a time: what asof/window_aggregation.py and asof/window_state_operations.py must
+both say, bit for bit."""
 
 import math
 from collections.abc import Iterable, Sequence

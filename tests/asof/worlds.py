@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from falaj.asof.arrow import arrow_type
-from falaj.asof.records import Field, ViewPlan
-from falaj.asof.rows import OwnRows, RowSchema, parts_in, write_rows
+from falaj.asof.arrow_columns import to_arrow_type
+from falaj.asof.records import FeatureField, ViewPlan
+from falaj.asof.row_files import RowSchema, SegmentRows, list_partition_segments, write_rows
 from tests.asof.oracle import Row, as_of, cell
 
 EDGE = (1 << 63) - 1
@@ -32,7 +32,7 @@ POOLS: dict[str, list[Any]] = {
     "list[int64]": [[], [EDGE, None, -EDGE - 1]],
     "list[string]": [[], ["", None, "\u65e5"]],
 }
-FEATURES = tuple(Field(f"f_{kind.strip(']').replace('[', '_')}", kind) for kind in POOLS)
+FEATURES = tuple(FeatureField(f"f_{kind.strip(']').replace('[', '_')}", kind) for kind in POOLS)
 SHAPES = [("int64",), ("string",), ("time",), ("bool",), ("int64", "string"), ("string", "bytes", "time")]
 MOMENTS = [0, 1, 2, 3, 10, 11, -1, -5, YEARS, YEARS + 1, -YEARS]
 EXTREMES = [*MOMENTS, EDGE, -EDGE]
@@ -58,7 +58,7 @@ class World(NamedTuple):
             name: pa.array([getattr(row, name) for row in rows], pa.int64()) for name in ("event", "created", "seq")
         }
         for at, field in enumerate(self.schema.columns):
-            made[field.name] = pa.array([row.values[at] for row in rows], arrow_type(field.type, large=True))
+            made[field.name] = pa.array([row.values[at] for row in rows], to_arrow_type(field.type, large=True))
         return pa.table(made)
 
     def label_table(self) -> pa.Table:
@@ -66,12 +66,12 @@ class World(NamedTuple):
         made |= _keys(self.schema, [key for key, _ in self.labels])
         return pa.table(made | {"at": pa.array([at for _, at in self.labels], pa.int64())})
 
-    def write(self, folder: Path, cuts: list[list[Row]], partitions: list[int]) -> OwnRows:
+    def write(self, folder: Path, cuts: list[list[Row]], partitions: list[int]) -> SegmentRows:
         parts = []
         for place, (rows, count) in enumerate(zip(cuts, partitions, strict=True)):
             write_rows([self.table(rows)], self.schema, folder / str(place), partitions=count)
-            parts += parts_in(folder / str(place), tuple(self.schema.faces))
-        return OwnRows(parts)
+            parts += list_partition_segments(folder / str(place), tuple(self.schema.faces))
+        return SegmentRows(parts)
 
     def expected(self) -> list[list[tuple[int, Any]]]:
         """By label, by column: the status and value."""
@@ -83,7 +83,7 @@ class World(NamedTuple):
 
 
 def _keys(schema: RowSchema, keys: list[tuple[Any, ...]]) -> dict[str, pa.Array]:
-    kinds = [arrow_type(field.type) for field in schema.keys]
+    kinds = [to_arrow_type(field.type) for field in schema.keys]
     return {
         field.name: pa.array([key[at] for key in keys], kind)
         for at, (field, kind) in enumerate(zip(schema.keys, kinds, strict=True))
@@ -95,7 +95,7 @@ def worlds(draw: st.DrawFn, extremes: bool = True, most: int = 40) -> World:
     shape = draw(st.sampled_from(SHAPES))
     features = tuple(draw(st.lists(st.sampled_from(FEATURES), min_size=1, max_size=3, unique=True)))
     faces = {"": features[:1], "hr": features[1:]} if draw(st.booleans()) and features[1:] else {"": features}
-    schema = RowSchema(tuple(Field(f"k{at}", kind) for at, kind in enumerate(shape)), faces)
+    schema = RowSchema(tuple(FeatureField(f"k{at}", kind) for at, kind in enumerate(shape)), faces)
     # Few keys and moments, so that rows meet: the ties are what is hard.
     some_key = st.tuples(*(st.sampled_from(POOLS[kind][:4]) for kind in shape))
     key = st.sampled_from(draw(st.lists(some_key, min_size=1, max_size=3)))

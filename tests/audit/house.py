@@ -9,15 +9,15 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from falaj.audit import pack
-from falaj.audit.seal import Log, Sealer, ShortReads
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
+from falaj.audit import evidence_pack
+from falaj.audit.log_sealing import LogSealer, SealedLog, ShortTransactionReads
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
-from falaj.store.records import Lines
+from falaj.store.records import LogLines
 
-VERIFIER = Path(pack.__file__).with_name("falaj_verify.py")
+VERIFIER = Path(evidence_pack.__file__).with_name("falaj_verify.py")
 AUDITOR = Actor("alice", "bank", roles=frozenset({"auditor"}))
 
 
@@ -51,11 +51,11 @@ class House:
         self.url = url
         self.ledger = Ledger(store)
         self.signers = Signers()
-        self.sealer = Sealer(self.ledger, self.signers, installation)
+        self.sealer = LogSealer(self.ledger, self.signers, installation)
         self.time = 1_760_000_000.0
 
-    def ctx(self, tenant: str = "bank", zone: str = "home") -> Context:
-        return Context(replace(AUDITOR, tenant=tenant), zone=zone, now=self.now)
+    def ctx(self, tenant: str = "bank", zone: str = "home") -> CallContext:
+        return CallContext(replace(AUDITOR, tenant=tenant), zone=zone, now=self.now)
 
     def now(self) -> float:
         self.time += 0.001
@@ -71,11 +71,11 @@ class House:
                 ids.append(tx.emit("demo.make", record.ref, **(body or {"n": 1})).id)
         return ids
 
-    def log(self, ctx: Context, tenant: str = "bank", zone: str = "home") -> Log:
-        return Log(ShortReads(self.ledger, ctx), tenant, zone)
+    def log(self, ctx: CallContext, tenant: str = "bank", zone: str = "home") -> SealedLog:
+        return SealedLog(ShortTransactionReads(self.ledger, ctx), tenant, zone)
 
     def facts(self, tenant: str = "bank", zone: str = "home") -> Any:
-        def read(after: str, limit: int) -> Lines:
+        def read(after: str, limit: int) -> LogLines:
             return self.ledger.lines(after, tenant=tenant, zone=zone, limit=limit)
 
         return read
@@ -83,10 +83,10 @@ class House:
     def pack(self, first: int = 0, last: int = 0, **more: Any) -> list[tuple[str, bytes]]:
         ctx = self.ctx()
         with self.ledger.read(ctx) as tx:
-            log = Log(tx, "bank", "home")
-            span = pack.Span(first, last or log.head.number)
+            log = SealedLog(tx, "bank", "home")
+            span = evidence_pack.CheckpointRange(first, last or log.head.number)
             return list(
-                pack.files(
+                evidence_pack.generate_pack_files(
                     log,
                     span,
                     self.facts(),
@@ -98,7 +98,7 @@ class House:
 
 
 def embedded(folder: Path, installation: str = "test") -> House:
-    return House(SqliteStore(f"sqlite:{folder}/ledger.db"), installation)
+    return House(SqliteLedgerStore(f"sqlite:{folder}/ledger.db"), installation)
 
 
 def verify(path: Path, *options: str, isolated: bool = True) -> tuple[int, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from falaj.audit import note, pack
+from falaj.audit import evidence_pack, signed_note
 from tests.audit.house import VERIFIER, House
 
 Files = dict[str, bytes]
@@ -33,14 +33,16 @@ verifier = load_verifier()
 def check(path: Path, *options: str) -> dict[str, Any]:
     """The verifier's report, or {"ok": False} when it says that this is no pack at all."""
     try:
-        report: dict[str, Any] = verifier.verify(verifier.arguments([str(path), "--jobs", "1", "--quiet", *options]))
-    except verifier.CannotCheck as error:
+        report: dict[str, Any] = verifier.verify_path(
+            verifier.parse_arguments([str(path), "--jobs", "1", "--quiet", *options])
+        )
+    except verifier.CannotCheckError as error:
         return {"ok": False, "first": {"what": str(error)}, "problems": []}
     return report
 
 
 def zipped(files: Files) -> bytes:
-    return b"".join(pack.zip_stream(files.items()))
+    return b"".join(evidence_pack.generate_zip(files.items()))
 
 
 def check_files(folder: Path, files: Files, *options: str) -> dict[str, Any]:
@@ -55,8 +57,8 @@ def resigned(files: Files, signer: Ed25519PrivateKey) -> Files:
     inner = {name: data for name, data in files.items() if name not in ("manifest.json", "manifest.sig")}
     manifest["files"] = {n: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in inner.items()}
     raw = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    text = f"{pack.FORMAT}\n{manifest['origin']}\n{hashlib.sha256(raw).hexdigest()}\n"
-    sig = note.join(text, note.sign(text, manifest["origin"], signer)).encode()
+    text = f"{evidence_pack.PACK_FORMAT}\n{manifest['origin']}\n{hashlib.sha256(raw).hexdigest()}\n"
+    sig = signed_note.join_note(text, signed_note.sign_text(text, manifest["origin"], signer)).encode()
     return {**inner, "manifest.json": raw, "manifest.sig": sig}
 
 

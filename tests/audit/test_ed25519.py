@@ -35,7 +35,7 @@ VECTORS = (
         ),
     ),
 )
-PRIME, ORDER = verifier.PRIME, verifier.ORDER
+PRIME, ORDER = verifier.FIELD_PRIME, verifier.GROUP_ORDER
 # The encodings of the points of order 1, 2, 4 and 8.
 SMALL_ORDER = (
     "0100000000000000000000000000000000000000000000000000000000000000",

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.audit import note, pack
-from falaj.audit.records import Witness as Registered
-from falaj.audit.witness import Witness
+from falaj.audit import evidence_pack, signed_note
+from falaj.audit.records import RegisteredWitness as Registered
+from falaj.audit.witness import CheckpointWitness
 from tests.audit import oracle
 from tests.audit.house import VERIFIER, House, embedded, verify
 from tests.audit.packs import Files, check, check_files, resigned, small_log, verifier, with_lines, with_notes, zipped
@@ -65,9 +65,9 @@ def test_a_good_pack_is_good_in_every_form(house: House, files: Files, tmp_path:
     for path in (tmp_path / "pack.zip", tmp_path / "folder"):
         code, report = verify(path)
         assert (code, report["ok"], report["events"], report["checkpoints"]) == (0, True, 12, 4)
-    key = note.b64(note.public_of(house.signers.earlier("bank", "home", 1)))
+    key = signed_note.encode_base64(signed_note.get_public_bytes(house.signers.earlier("bank", "home", 1)))
     assert verify(tmp_path / "pack.zip", "--key", key)[0] == 0
-    stranger = note.b64(note.public_of(Ed25519PrivateKey.generate()))
+    stranger = signed_note.encode_base64(signed_note.get_public_bytes(Ed25519PrivateKey.generate()))
     assert verify(tmp_path / "pack.zip", "--key", stranger)[0] == 1
 
 
@@ -288,19 +288,19 @@ def change_notes(notes: list[str], what: str, signer: Ed25519PrivateKey) -> None
     elif what == "repeat":
         notes.insert(1, notes[1])
     elif what == "old signature":
-        notes[1] = note.join(note.split(notes[1])[0], *note.split(notes[0])[1])
+        notes[1] = signed_note.join_note(signed_note.split_note(notes[1])[0], *signed_note.split_note(notes[0])[1])
     else:
         fields = {
-            "root": (2, note.b64(b"\1" * 32)),
+            "root": (2, signed_note.encode_base64(b"\1" * 32)),
             "size": (1, "11"),
             "time": (3, "time 99"),
             "origin": (0, "falaj/a/b/c"),
         }
-        text, _ = note.split(notes[-1])
+        text, _ = signed_note.split_note(notes[-1])
         rows = text.split("\n")
         rows[fields[what][0]] = fields[what][1]
         text = "\n".join(rows)
-        notes[-1] = note.join(text, note.sign(text, rows[0], signer))
+        notes[-1] = signed_note.join_note(text, signed_note.sign_text(text, rows[0], signer))
 
 
 CHANGES = ["drop", "swap", "rollback", "repeat", "old signature", "root", "size", "time", "origin"]
@@ -319,17 +319,17 @@ def test_changed_checkpoints_are_found(files: Files, tmp_path: Path, signer: Ed2
 def test_a_key_that_nobody_introduced_is_found(files: Files, tmp_path: Path) -> None:
     """A stranger signs everything anew from the change of key on: the old key's signature cannot be made up."""
     stranger = Ed25519PrivateKey.generate()
-    public = note.b64(note.public_of(stranger))
+    public = signed_note.encode_base64(signed_note.get_public_bytes(stranger))
     keys = json.loads(files["keys.json"])
     forged: list[str] = []
 
     def forge(notes: list[str]) -> None:
         for i in (2, 3):
-            text, _ = note.split(notes[i])
+            text, _ = signed_note.split_note(notes[i])
             text = re.sub(r"key .*\n", f"key {public}\n", text)
             if forged:
-                text = re.sub(r"previous .*\n", f"previous {note.digest(forged[-1])}\n", text)
-            notes[i] = note.join(text, note.sign(text, text.split("\n")[0], stranger))
+                text = re.sub(r"previous .*\n", f"previous {signed_note.digest_note(forged[-1])}\n", text)
+            notes[i] = signed_note.join_note(text, signed_note.sign_text(text, text.split("\n")[0], stranger))
             forged.append(notes[i])
 
     changed = with_notes(files, forge)
@@ -362,13 +362,13 @@ def test_proofs_in_a_pack_are_checked(files: Files, tmp_path: Path, signer: Ed25
 @given(st.lists(st.lists(st.integers(0, 5000), min_size=1, max_size=400), min_size=1, max_size=6))
 def test_an_id_twice_is_found_in_whatever_order(segments: list[list[int]]) -> None:
     """A writer that records one event twice and signs it: everything fits but the id. Against a plain set."""
-    checked = verifier.Pack(VERIFIER, verifier.arguments([str(VERIFIER)]))
+    checked = verifier.PackCheck(VERIFIER, verifier.parse_arguments([str(VERIFIER)]))
     seen: set[int] = set()
     for n, segment in enumerate(segments):
         names = sorted(f"{one:08d}".encode() + b'"' for one in segment)
         place = (str(VERIFIER), 0, 0, -1)
-        task = verifier.Task(n, n + 1, "events/0", (place, place), (), [], ())
-        found = verifier.Found((True, True), len(names), ids=b"\n".join(names))
+        task = verifier.SegmentTask(n, n + 1, "events/0", (place, place), (), [], ())
+        found = verifier.SegmentResult((True, True), len(names), ids=b"\n".join(names))
         found.twice = next((a for a, b in itertools.pairwise(names) if a == b), b"")
         before = len(checked.problems)
         checked.note_ids(task, found)
@@ -380,8 +380,8 @@ def test_an_id_twice_is_found_in_whatever_order(segments: list[list[int]]) -> No
 def test_the_edges_of_segments_are_cut_right(bound: int) -> None:
     names = [f"{n:08d}".encode() for n in range(5000)]
     ids, at = b"\n".join(names), f"{bound:08d}".encode()
-    assert verifier.ids_from(ids, at) == {name for name in names if name >= at}
-    assert verifier.ids_upto(ids, at) == {name for name in names if name <= at}
+    assert verifier.list_ids_from(ids, at) == {name for name in names if name >= at}
+    assert verifier.list_ids_up_to(ids, at) == {name for name in names if name <= at}
 
 
 def test_an_id_twice_is_placed(tmp_path: Path) -> None:
@@ -430,8 +430,8 @@ def test_a_split_view_is_found_with_one_honest_witness(tmp_path: Path) -> None:
         house.act(5, story=view)
         house.sealer.seal(house.ctx(), "bank", "home")
         shown[view] = house
-    witness = Witness("regulator", tmp_path / "witness")
-    key = note.b64(note.public_of(house.signers.newest("bank", "home")[1]))
+    witness = CheckpointWitness("regulator", tmp_path / "witness")
+    key = signed_note.encode_base64(signed_note.get_public_bytes(house.signers.newest("bank", "home")[1]))
     left, right = (json.loads(dict(shown[v].pack())["checkpoints.jsonl"].splitlines()[0]) for v in ("left", "right"))
     cosigned = witness.cosign(left, [], key, 1_760_000_100.0)
     with pytest.raises(Exception, match="split view"):
@@ -445,8 +445,8 @@ def test_a_split_view_is_found_with_one_honest_witness(tmp_path: Path) -> None:
 
 
 def test_cosignatures_are_checked(house: House, files: Files, tmp_path: Path, signer: Ed25519PrivateKey) -> None:
-    witness = Witness("regulator", tmp_path / "w")
-    key = note.b64(note.public_of(house.signers.earlier("bank", "home", 1)))
+    witness = CheckpointWitness("regulator", tmp_path / "w")
+    key = signed_note.encode_base64(signed_note.get_public_bytes(house.signers.earlier("bank", "home", 1)))
 
     def add(notes: list[str]) -> None:
         notes[1] = witness.cosign(notes[1], [], key, 1_760_000_100.0)
@@ -463,26 +463,26 @@ def test_cosignatures_are_checked(house: House, files: Files, tmp_path: Path, si
 
 
 def test_a_single_proof_can_be_checked(house: House, tmp_path: Path) -> None:
-    from falaj.audit.prove import FORMAT, prove
+    from falaj.audit.proofs import PROOF_FORMAT, prove_event
 
     fact = house.ledger.tail(tenant="bank", zone="home", limit=7)[6]
     log = house.log(house.ctx())
-    proof = prove(log, fact)
+    proof = prove_event(log, fact)
     body = {name: getattr(proof, name) for name in ("format", "event", "index", "size", "leaf", "hashes", "note")}
     path = tmp_path / "proof.json"
     path.write_text(json.dumps(body))
-    key = note.b64(house.signers.newest("bank", "home")[1].public_key().public_bytes_raw())
+    key = signed_note.encode_base64(house.signers.newest("bank", "home")[1].public_key().public_bytes_raw())
     assert verify(path)[0] == 2, "no trusted key, so nothing shows which log it is"
     code, report = verify(path, "--key", key)
     assert (code, report["kind"]) == (0, "proof")
     (tmp_path / "seen.txt").write_text(proof.note)
     assert verify(path, "--known", str(tmp_path / "seen.txt"))[0] == 0, "the checkpoint was seen before"
-    assert body["format"] == FORMAT
+    assert body["format"] == PROOF_FORMAT
     forged = {**body, "event": body["event"].replace("alice", "malin")}
     for change in (forged, {**body, "index": 5}, {**body, "hashes": []}, {**body, "size": 0}, {**body, "leaf": "00"}):
         path.write_text(json.dumps(change))
         assert verify(path)[0] == 1
-    path.write_text(json.dumps({"format": FORMAT}))
+    path.write_text(json.dumps({"format": PROOF_FORMAT}))
     assert verify(path)[0] == 1
 
 
@@ -493,14 +493,14 @@ def test_its_tree_agrees_with_the_definition(size: int, data: st.DataObject) -> 
     leaves = [hashlib.sha256(str(i).encode()).digest() for i in range(size)]
     start = data.draw(st.integers(0, size))
     stack: list[tuple[int, bytes]] = []
-    for height, value in verifier.cover(verifier.build_levels(0, leaves[:start]), 0, start):
-        verifier.push(stack, height, value)
+    for height, value in verifier.cover_range(verifier.build_levels(0, leaves[:start]), 0, start):
+        verifier.push_subtree(stack, height, value)
     levels = verifier.build_levels(start, leaves[start:])
     for stop in range(start, size + 1):
         grown = list(stack)
-        for height, value in verifier.cover(levels, start, stop):
-            verifier.push(grown, height, value)
-        assert verifier.root_of(grown) == oracle.root(leaves[:stop])
+        for height, value in verifier.cover_range(levels, start, stop):
+            verifier.push_subtree(grown, height, value)
+        assert verifier.compute_root(grown) == oracle.root(leaves[:stop])
     index, old = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, size))
     path, proof = oracle.path(index, leaves), oracle.consistency(old, leaves)
     root = oracle.root(leaves)
@@ -533,19 +533,19 @@ def test_any_random_damage_is_found(
 
 def test_a_large_zip_is_read(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond four gigabytes the end of a zip has another form; both sides write and read it."""
-    end = pack._zip_end(70_000, 5_000_000, 6_000_000_000)
-    assert end == verifier.zip_end(70_000, 5_000_000, 6_000_000_000)
+    end = evidence_pack._build_zip_end(70_000, 5_000_000, 6_000_000_000)
+    assert end == verifier.build_zip_end(70_000, 5_000_000, 6_000_000_000)
     assert len(end) == 22 + 76
 
 
 def test_a_log_over_several_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 16 events instead of 16,384, a pack that begins inside one, several processes."""
-    monkeypatch.setattr(pack, "SEGMENT", 16)
+    monkeypatch.setattr(evidence_pack, "SEGMENT_EVENTS", 16)
     house = embedded(tmp_path)
     for count in (5, 30, 1, 60, 4):
         house.act(count)
         house.sealer.seal(house.ctx(), "bank", "home")
-    source = VERIFIER.read_text().replace("SEGMENT = 16384", "SEGMENT = 16")
+    source = VERIFIER.read_text().replace("SEGMENT_EVENTS = 16384", "SEGMENT_EVENTS = 16")
     (tmp_path / "v.py").write_text(source)
     for first in range(5):
         (tmp_path / "pack.zip").write_bytes(zipped(dict(house.pack(first))))
@@ -559,14 +559,16 @@ def test_every_sentence_of_the_report_has_an_arabic_one() -> None:
     """The texts of problems and notes, read from the source; a sentence with values stands with {} in their place."""
     tree = ast.parse(VERIFIER.read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    named = [call.args[0] for call in calls if ast.unparse(call.func) in {"Damage", "self.add", "CannotCheck"}]
+    named = [
+        call.args[0] for call in calls if ast.unparse(call.func) in {"DamageError", "self.add", "CannotCheckError"}
+    ]
     named += [
         pair for node in ast.walk(tree) if isinstance(node, ast.Dict) for key, pair in _entries(node) if key == "what"
     ]
     spoken = {_pattern(node) for node in named} - {""}
     assert len(spoken) > 40
     assert sorted(spoken - set(verifier.ARABIC)) == []
-    sample = verifier.in_words({"what": "3 events too many", "file": "events/0.jsonl", "bytes": [1, 2]}, "ar")
+    sample = verifier.describe_problem({"what": "3 events too many", "file": "events/0.jsonl", "bytes": [1, 2]}, "ar")
     assert sample == "الملف events/0.jsonl، البايتات 1-2: أحداث زائدة عددها 3"
 
 

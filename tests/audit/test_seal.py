@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from falaj.audit import note, prove
-from falaj.audit.loop import SealLoop
-from falaj.audit.merkle import check_consistency, check_inclusion
-from falaj.audit.seal import Sealer
-from falaj.core.errors import Invalid, NotFound, Stale, Unavailable
-from falaj.store.loop import Loops, Turn
+from falaj.audit import proofs, signed_note
+from falaj.audit.log_sealing import LogSealer
+from falaj.audit.merkle import verify_consistency, verify_inclusion
+from falaj.audit.seal_loop import SealLoop
+from falaj.core.errors import Invalid, NotFound, StaleRevision, Unavailable
+from falaj.store.reconcile_loop import LoopIteration, LoopRunner
 from tests.audit import oracle
 from tests.audit.house import House, embedded
 from tests.audit.packs import check_files
@@ -33,7 +33,7 @@ def test_the_root_is_that_of_the_definition_however_it_is_cut(house: House) -> N
         house.act(count)
         checkpoint = house.sealer.seal(house.ctx(), "bank", "home")
         assert checkpoint is not None
-        assert note.unb64(checkpoint.root) == oracle.root(leaves(house))
+        assert signed_note.decode_base64(checkpoint.root) == oracle.root(leaves(house))
     assert house.sealer.seal(house.ctx(), "bank", "home") is None
     log = house.log(house.ctx())
     assert (log.head.size, log.head.number) == (559, 6)
@@ -45,21 +45,21 @@ def test_every_event_has_its_place_and_proof(house: House) -> None:
         house.sealer.seal(house.ctx(), "bank", "home")
     log = house.log(house.ctx())
     facts = house.ledger.tail(tenant="bank", zone="home", limit=1000)
-    root = note.unb64(log.newest().root)
+    root = signed_note.decode_base64(log.newest().root)
     for index, fact in enumerate(facts):
-        assert prove.index_of(log, fact.pos) == index
+        assert proofs.find_event_index(log, fact.pos) == index
         if index % 37 == 0:
-            proof = prove.prove(log, fact)
-            assert check_inclusion(fact.leaf, index, 343, [bytes.fromhex(h) for h in proof.hashes], root)
+            proof = proofs.prove_event(log, fact)
+            assert verify_inclusion(fact.leaf, index, 343, [bytes.fromhex(h) for h in proof.hashes], root)
     for old in (1, 3, 256, 303, 342, 343):
-        grown = prove.prove_growth(log, "o", old, 343)
+        grown = proofs.prove_growth(log, "o", old, 343)
         hashes = [bytes.fromhex(h) for h in grown.hashes]
-        assert check_consistency(old, 343, oracle.root([f.leaf for f in facts[:old]]), root, hashes)
+        assert verify_consistency(old, 343, oracle.root([f.leaf for f in facts[:old]]), root, hashes)
     house.act(1)
     with pytest.raises(NotFound, match="not under a checkpoint"):
-        prove.index_of(log, house.ledger.tail(tenant="bank", zone="home", limit=1000)[-1].pos)
+        proofs.find_event_index(log, house.ledger.tail(tenant="bank", zone="home", limit=1000)[-1].pos)
     with pytest.raises(NotFound):
-        prove.prove_growth(log, "o", 1, 344)
+        proofs.prove_growth(log, "o", 1, 344)
 
 
 def test_logs_are_apart(house: House) -> None:
@@ -97,13 +97,13 @@ class Racing:
 
 def test_the_slower_of_two_sealers_throws_its_work_away(house: House, tmp_path: Path) -> None:
     house.act(2)
-    slow = Sealer(house.ledger, Racing(house), "test")
-    with pytest.raises(Stale):
+    slow = LogSealer(house.ledger, Racing(house), "test")
+    with pytest.raises(StaleRevision):
         slow.seal(house.ctx(), "bank", "home")
     log = house.log(house.ctx())
     assert (log.head.size, log.head.number) == (3, 1)
     house.act(1)
-    again = Sealer(house.ledger, Racing(house), "test")
+    again = LogSealer(house.ledger, Racing(house), "test")
     again.seal_all(house.ctx(), "bank", "home")
     assert check_files(tmp_path, dict(house.pack()))["ok"]
 
@@ -113,10 +113,10 @@ def test_sealers_and_writers_at_once_never_fork(house: House, tmp_path: Path) ->
     wrong: list[BaseException] = []
 
     def seal() -> None:
-        sealer = Sealer(house.ledger, house.signers, "test")
+        sealer = LogSealer(house.ledger, house.signers, "test")
         while not stop.is_set():
             try:
-                with contextlib.suppress(Stale):
+                with contextlib.suppress(StaleRevision):
                     sealer.seal(house.ctx(), "bank", "home")
             except BaseException as error:
                 wrong.append(error)
@@ -146,10 +146,10 @@ def test_a_new_key_is_introduced_by_the_old_one(house: House, tmp_path: Path) ->
     house.act(1)
     handover = house.sealer.seal(house.ctx(), "bank", "home")
     assert handover is not None
-    text, lines = note.split(handover.note)
+    text, lines = signed_note.split_note(handover.note)
     for version in (1, 2):
-        public = note.public_of(house.signers.earlier("bank", "home", version))
-        assert any(note.check(text, line, handover.origin, public) for line in lines)
+        public = signed_note.get_public_bytes(house.signers.earlier("bank", "home", version))
+        assert any(signed_note.verify_signature_line(text, line, handover.origin, public) for line in lines)
     house.act(1)
 
     class Lagging:
@@ -161,7 +161,7 @@ def test_a_new_key_is_introduced_by_the_old_one(house: House, tmp_path: Path) ->
         def earlier(self, tenant: str, zone: str, version: int) -> Ed25519PrivateKey:
             return house.signers.earlier(tenant, zone, version)
 
-    later = Sealer(house.ledger, Lagging(), "test").seal(house.ctx(), "bank", "home")
+    later = LogSealer(house.ledger, Lagging(), "test").seal(house.ctx(), "bank", "home")
     assert later is not None
     assert later.key == handover.key
     assert check_files(tmp_path, dict(house.pack()))["ok"]
@@ -178,12 +178,12 @@ def test_times_of_checkpoints_only_grow(house: House) -> None:
     assert second.at > first.at
 
 
-def turn(house: House) -> Turn:
-    return Turn(house.ctx(tenant="house"), 1, lambda: True)
+def turn(house: House) -> LoopIteration:
+    return LoopIteration(house.ctx(tenant="house"), 1, lambda: True)
 
 
 def test_the_loop_signs_together_what_came_together(house: House) -> None:
-    loop = SealLoop(house.ledger, house.sealer, seal_s=1.0)
+    loop = SealLoop(house.ledger, house.sealer, max_delay_s=1.0)
     house.act(5)
     house.act(5)
     assert loop.step(turn(house)) is False
@@ -196,9 +196,9 @@ def test_the_loop_signs_together_what_came_together(house: House) -> None:
 
 
 def test_the_loop_works_off_a_backlog(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falaj.audit.seal.BATCH", 10)
+    monkeypatch.setattr("falaj.audit.log_sealing.MAX_SEALED_EVENTS", 10)
     house.act(35)
-    loop = SealLoop(house.ledger, house.sealer, seal_s=1.0)
+    loop = SealLoop(house.ledger, house.sealer, max_delay_s=1.0)
     assert [loop.step(turn(house)) for _ in range(4)] == [True, True, True, False]
     log = house.log(house.ctx())
     assert (log.head.number, log.head.size) == (4, 35)
@@ -208,12 +208,12 @@ def test_the_loop_works_off_a_backlog(house: House, monkeypatch: pytest.MonkeyPa
 def test_the_loop_under_its_lease(house: House) -> None:
     house.act(3)
     house.act(3, tenant="clinic")
-    loop = SealLoop(house.ledger, house.sealer, seal_s=0.0)
-    Loops(house.ledger, "one", [loop], lambda name: house.ctx(tenant="house")).run_once()
+    loop = SealLoop(house.ledger, house.sealer, max_delay_s=0.0)
+    LoopRunner(house.ledger, "one", [loop], lambda name: house.ctx(tenant="house")).run_once()
     assert house.log(house.ctx()).head.size == 3
     assert house.log(house.ctx(), "clinic").head.size == 3
     house.act(1)
-    Loops(house.ledger, "two", [loop], lambda name: house.ctx(tenant="house")).run_once()
+    LoopRunner(house.ledger, "two", [loop], lambda name: house.ctx(tenant="house")).run_once()
     assert house.log(house.ctx()).head.size == 3, "another replica leads"
 
 
@@ -231,13 +231,13 @@ def test_a_log_without_its_key_does_not_hold_up_the_others(house: House) -> None
             raise AssertionError
 
     with pytest.raises(Unavailable):
-        SealLoop(house.ledger, Sealer(house.ledger, Closed(), "test"), 1.0).step(turn(house))
+        SealLoop(house.ledger, LogSealer(house.ledger, Closed(), "test"), 1.0).step(turn(house))
     assert house.log(house.ctx()).head.size == 1
 
 
 def test_a_lost_lease_ends_the_turn(house: House) -> None:
     house.act(1)
-    assert SealLoop(house.ledger, house.sealer, 1.0).step(Turn(house.ctx(), 1, lambda: False)) is False
+    assert SealLoop(house.ledger, house.sealer, 1.0).step(LoopIteration(house.ctx(), 1, lambda: False)) is False
     assert house.log(house.ctx()).head.size == 0
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from falaj.audit import Audit, note, verify_pack
-from falaj.audit.seal import checkpoint_key
-from falaj.audit.witness import Witness
-from falaj.core.context import Context
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
+from falaj.audit import AuditService, signed_note, verify_pack
+from falaj.audit.log_sealing import make_checkpoint_key
+from falaj.audit.witness import CheckpointWitness
+from falaj.core.byte_stream import ByteStream
+from falaj.core.context import CallContext
+from falaj.core.errors import Conflict, CorruptData, Denied, Invalid, NotFound
 from falaj.core.label import Label
+from falaj.core.operation import list_operations
 from falaj.core.ports import EventRow
 from falaj.core.ref import Ref
-from falaj.core.stream import Stream
-from falaj.core.verb import verbs_of
-from falaj.govern.keytable import Slot
+from falaj.govern.key_table import KeySlot
 from tests.audit.house import verify
 from tests.govern.keyhouse import House
 
@@ -31,9 +31,9 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.house = House(folder, start=1_760_000_000.0)
         self.ledger = self.house.ledger
-        self.audit = Audit(self.ledger, self.house.ring, "test")
+        self.audit = AuditService(self.ledger, self.house.ring, "test")
 
-    def ctx(self, tenant: str = "acme", **more: Any) -> Context:
+    def ctx(self, tenant: str = "acme", **more: Any) -> CallContext:
         self.house.time += 0.01
         return replace(self.house.ctx(tenant), **more)
 
@@ -58,8 +58,8 @@ class Tampered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def events(self, *args: Any, **where: Any) -> list[EventRow]:
-        rows = [self._change(row) if row.subject.name == "d3" else row for row in self._store.events(*args, **where)]
+    def events(self, *args: Any, **filters: Any) -> list[EventRow]:
+        rows = [self._change(row) if row.subject.name == "d3" else row for row in self._store.events(*args, **filters)]
         return [row for row in rows if row is not None]
 
     def bundles(self, after: str, **where: Any) -> Iterator[tuple[str, list[EventRow]]]:
@@ -156,18 +156,18 @@ def test_export_and_verify_round_trip(desk: Desk, tmp_path: Path) -> None:
     path = desk.export(tmp_path, prove=tuple(entry.id for entry in some))
     code, report = verify(path)
     assert code == 0, report
-    verdict = desk.audit.verify(desk.ctx(), Stream([path.read_bytes()]))
+    verdict = desk.audit.verify(desk.ctx(), ByteStream([path.read_bytes()]))
     assert (verdict.ok, verdict.events, verdict.first) == (True, report["events"], "")
     assert desk.audit.log(desk.ctx(), verb="audit.export").entries, "an export is an event"
     data = bytearray(path.read_bytes())
     data[data.index(b'"verb":"catalog') + 10] ^= 1
     path.write_bytes(data)
-    broken = desk.audit.verify(desk.ctx(), Stream([bytes(data)]))
+    broken = desk.audit.verify(desk.ctx(), ByteStream([bytes(data)]))
     assert not broken.ok
     assert re.search(r"events/0+\.jsonl, line \d+, event \d+: the event was changed: bit 0", broken.first)
     assert verify_pack(path).first == broken.first
     with pytest.raises(Invalid, match="not an evidence pack"):
-        desk.audit.verify(desk.ctx(), Stream([b"hello"]))
+        desk.audit.verify(desk.ctx(), ByteStream([b"hello"]))
 
 
 def test_export_of_a_time(desk: Desk, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_key_of_the_log_changes_under_the_real_keyring(desk: Desk, tmp_path:
     desk.make("dataset:fraud/a@v1")
     before = desk.audit.seal(desk.ctx())
     with desk.ledger.write(desk.ctx()) as tx:
-        record = desk.house.ring.table.grow(tx, Slot("acme", "uae", "log"))
+        record = desk.house.ring.table.grow(tx, KeySlot("acme", "uae", "log"))
         tx.emit("keys.rotate", record.ref)
     desk.make("dataset:fraud/b@v1")
     after = desk.audit.seal(desk.ctx())
@@ -237,13 +237,13 @@ def test_check_reads_the_living_log(desk: Desk) -> None:
 def test_check_finds_a_checkpoint_that_its_key_did_not_sign(desk: Desk) -> None:
     desk.make("dataset:fraud/a@v1")
     newest = desk.audit.seal(desk.ctx())
-    key = checkpoint_key(desk.ctx().tenant, desk.ctx().zone, newest.number)
-    text, (line,) = note.split(newest.note)
-    other = note.sign(text, newest.origin, Ed25519PrivateKey.generate())
+    key = make_checkpoint_key(desk.ctx().tenant, desk.ctx().zone, newest.number)
+    text, (line,) = signed_note.split_note(newest.note)
+    other = signed_note.sign_text(text, newest.origin, Ed25519PrivateKey.generate())
     with desk.ledger.write(desk.ctx()) as tx:
         held = tx.key(key)
         assert held is not None
-        tx.put(key, {"note": note.join(text, other)}, rev=held.rev)
+        tx.put(key, {"note": signed_note.join_note(text, other)}, rev=held.rev)
         tx.emit("forge", held.ref)
     bad = desk.audit.check(desk.ctx())
     assert (bad.ok, bad.signed) == (False, False)
@@ -259,14 +259,14 @@ def test_check_finds_an_event_taken_out_of_the_ledger(desk: Desk) -> None:
     bad = desk.audit.check(desk.ctx())
     assert not bad.ok
     assert "do not lead to the root" in bad.finding
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         b"".join(desk.audit.export(desk.ctx()))
 
 
 def test_a_witness_cosigns_and_the_pack_carries_it(desk: Desk, tmp_path: Path) -> None:
     desk.make("dataset:fraud/a@v1")
     first = desk.audit.seal(desk.ctx())
-    witness = Witness("regulator", tmp_path / "w")
+    witness = CheckpointWitness("regulator", tmp_path / "w")
     cosigned = witness.cosign(first.note, [], first.key, 1_760_000_000.0)
     with pytest.raises(Invalid, match="registered"):
         desk.audit.cosign(desk.ctx(), cosigned)
@@ -346,7 +346,7 @@ def test_lineage_hides_what_the_caller_may_not_see(family: Desk) -> None:
     assert len(hidden) == 1
     with pytest.raises(Invalid):
         family.audit.draw(ctx, Ref.parse("model:fraud/scorer@v1"), form="crayon")
-    unguarded = Context(ctx.actor, zone="uae")
+    unguarded = CallContext(ctx.actor, zone="uae")
     with pytest.raises(Denied):
         family.audit.lineage(unguarded, Ref.parse("model:fraud/scorer@v1"))
 
@@ -361,7 +361,7 @@ def test_the_corpus_of_events_holds_no_secret(family: Desk, tmp_path: Path) -> N
     for act in (desk.audit.seal, desk.audit.check, desk.audit.checkpoints, desk.audit.unfinished, desk.audit.log):
         act(desk.ctx())
     desk.export(tmp_path)
-    witness = Witness("regulator", tmp_path / "w")
+    witness = CheckpointWitness("regulator", tmp_path / "w")
     desk.audit.enrol(desk.ctx(), "regulator", witness.public)
     secret = re.compile(rb"falaj_[a-z]*_?[A-Za-z0-9]{16,}|eyJ[A-Za-z0-9_-]{10,}|BEGIN [A-Z ]*KEY|secret://|[Pp]assword")
     private = (tmp_path / "w" / "witness.key").read_bytes()
@@ -374,7 +374,7 @@ def test_the_corpus_of_events_holds_no_secret(family: Desk, tmp_path: Path) -> N
 
 
 def test_every_verb_teaches(desk: Desk) -> None:
-    verbs = verbs_of(Audit)
+    verbs = list_operations(AuditService)
     assert {"log", "show", "prove", "consistency", "checkpoints", "export", "verify", "verifier", "seal"} <= set(verbs)
     for name, verb in verbs.items():
         assert "Example:\n" in verb.doc, name

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from falaj.audit.clocks import compare_clocks, describe_skew
+from falaj.audit.clock_comparison import compare_clocks, make_clock_reading
 from falaj.audit.timestamping import TimestampLoop, stamp_log
 from falaj.audit.trusted_time import request_timestamp, verify_token
-from falaj.backends.objects import ObjectBlobs
-from falaj.backends.postgres import PostgresStore
+from falaj.backends.cloud_objects import CloudObjectStore
+from falaj.backends.postgres import PostgresLedgerStore
 from falaj.cli.doctor import _other_clocks, _trusted_time
-from falaj.core.errors import Corrupt, Denied, Invalid, Unavailable
-from falaj.core.settings import Timestamp
-from falaj.platform import Platform
-from falaj.store.loop import Turn
+from falaj.core.errors import CorruptData, Denied, Invalid, Unavailable
+from falaj.core.settings import TimestampSettings
+from falaj.server import LocalClient
+from falaj.store.reconcile_loop import LoopIteration
 from tests.servers.process import Missing
 from tests.servers.seaweed import Bucket
 from tests.servers.timestamp import TimestampServer
@@ -50,7 +50,7 @@ def test_a_token_of_a_real_authority_is_verified(authority: TimestampServer) -> 
 
 def test_what_is_not_about_these_bytes_is_refused(authority: TimestampServer) -> None:
     token = request_timestamp(authority.url, authority.ca, TEXT).token
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         verify_token(token, TEXT + b"x", authority.ca)
 
 
@@ -58,12 +58,12 @@ def test_an_answer_to_another_question_is_refused(authority: TimestampServer) ->
     """A token that was given earlier has another nonce."""
     earlier = request_timestamp(authority.url, authority.ca, TEXT).token
     authority.change = lambda _answer: earlier
-    with pytest.raises(Corrupt, match="Nonce"):
+    with pytest.raises(CorruptData, match="Nonce"):
         request_timestamp(authority.url, authority.ca, TEXT)
 
 
 def test_a_token_of_another_authority_is_refused(authority: TimestampServer, tmp_path: Path) -> None:
-    with TimestampServer(tmp_path / "stranger") as stranger, pytest.raises(Corrupt):
+    with TimestampServer(tmp_path / "stranger") as stranger, pytest.raises(CorruptData):
         request_timestamp(stranger.url, authority.ca, TEXT)
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_token_is_refused(authority: TimestampServer, place: float) ->
         return bytes(data)
 
     authority.change = damage
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         request_timestamp(authority.url, authority.ca, TEXT)
 
 
@@ -86,7 +86,7 @@ def test_a_server_that_does_not_answer_is_unavailable(authority: TimestampServer
     with pytest.raises(Unavailable):
         request_timestamp(authority.url, authority.ca, TEXT)
     authority.status, authority.change = 200, lambda _answer: b"not DER"
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         request_timestamp(authority.url, authority.ca, TEXT)
     authority.change = lambda answer: answer
     with pytest.raises(Invalid):
@@ -97,7 +97,7 @@ def test_checkpoints_are_dated_once_and_the_token_lies_beside_them(authority: Ti
     town = Town(tmp_path / "house")
     town.as_("salem").store.put("blob:fraud/x", [b"rows"], label=LABEL)
     omar = town.as_("omar")
-    settings = Timestamp(server=authority.url, ca=str(authority.ca))
+    settings = TimestampSettings(server=authority.url, ca=str(authority.ca))
     ctx = replace(town.house.context(town.actor("omar")), tenant="bank", zone="ae-dubai")
     sealed = omar.audit.seal()
     stamp = stamp_log(town.house.ledger, ctx, settings, request_timestamp)
@@ -124,8 +124,8 @@ def test_a_timestamp_far_from_our_clock_is_refused(authority: TimestampServer, t
     omar = town.as_("omar")
     omar.audit.seal()
     ctx = replace(town.house.context(town.actor("omar")), tenant="bank", zone="ae-dubai")
-    settings = Timestamp(server=authority.url, ca=str(authority.ca), max_skew_s=-1.0)
-    with pytest.raises(Corrupt, match="clock differs"):
+    settings = TimestampSettings(server=authority.url, ca=str(authority.ca), max_skew_s=-1.0)
+    with pytest.raises(CorruptData, match="clock differs"):
         stamp_log(town.house.ledger, ctx, settings, request_timestamp)
     assert omar.audit.timestamps() == ()
     town.close()
@@ -136,9 +136,9 @@ def test_the_loop_dates_every_log_and_reports_a_clock_that_differs(
 ) -> None:
     town = Town(tmp_path / "house")
     town.as_("omar").audit.seal()
-    settings = Timestamp(server=authority.url, ca=str(authority.ca))
+    settings = TimestampSettings(server=authority.url, ca=str(authority.ca))
     loop = TimestampLoop(town.house.ledger, settings, lambda: {"database": lambda: 1_000_000.0})
-    loop.step(Turn(town.house.system(), 1, lambda: True))
+    loop.step(LoopIteration(town.house.system(), 1, lambda: True))
     assert len(town.as_("omar").audit.timestamps()) == 1
     assert "clocks differ" in caplog.text
     (event,) = town.events("house", verb="audit.clock_skew")
@@ -155,14 +155,14 @@ def test_clocks_are_compared_over_the_way_there_and_back() -> None:
     readings = compare_clocks({"database": lambda: 131.0, "object store": broken}, lambda: next(ticks))
     assert (readings[0].skew_s, readings[0].uncertainty_s, readings[0].within_limit) == (30.0, 1.0, False)
     assert (readings[1].failed, readings[1].within_limit) == ("no answer", False)
-    assert describe_skew("timestamp server", -4.0, 0.5).within_limit
+    assert make_clock_reading("timestamp server", -4.0, 0.5).within_limit
 
 
 def test_the_database_and_the_object_store_tell_their_time(postgres_url: str, s3_url: Bucket) -> None:
-    store = PostgresStore(postgres_url, {})
+    store = PostgresLedgerStore(postgres_url, {})
     try:
         readings = compare_clocks(
-            {"database": store.remote_time, "object store": ObjectBlobs(s3_url.url, s3_url.options).remote_time}
+            {"database": store.remote_time, "object store": CloudObjectStore(s3_url.url, s3_url.options).remote_time}
         )
     finally:
         store.close()
@@ -173,7 +173,7 @@ def test_the_database_and_the_object_store_tell_their_time(postgres_url: str, s3
 
 def test_the_doctor_says_whether_the_log_is_dated(authority: TimestampServer, tmp_path: Path) -> None:
     town = Town(tmp_path / "house", **{"timestamp.server": authority.url, "timestamp.ca": str(authority.ca)})
-    owner = Platform(town.house, town.house.owner())
+    owner = LocalClient(town.house, town.house.owner())
     assert _trusted_time(owner).found == "no checkpoint is dated yet"
     assert "none to compare with" in _other_clocks(owner).found
     town.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from falaj.audit import note, prove
-from falaj.audit.records import Checkpoint
-from falaj.audit.witness import Witness, main
+from falaj.audit import proofs, signed_note
+from falaj.audit.records import SignedCheckpoint
+from falaj.audit.witness import CheckpointWitness, main
 from falaj.core.errors import Conflict, Denied, Invalid
 from tests.audit.house import House, embedded
 
@@ -20,24 +20,24 @@ def house(tmp_path: Path) -> House:
     return embedded(tmp_path)
 
 
-def grow(house: House, count: int) -> Checkpoint:
+def grow(house: House, count: int) -> SignedCheckpoint:
     house.act(count)
     made = house.sealer.seal(house.ctx(), "bank", "home")
     assert made is not None
     return made
 
 
-def proof(house: House, old: Checkpoint, new: Checkpoint) -> tuple[str, ...]:
-    return prove.prove_growth(house.log(house.ctx()), new.origin, old.size, new.size).hashes
+def proof(house: House, old: SignedCheckpoint, new: SignedCheckpoint) -> tuple[str, ...]:
+    return proofs.prove_growth(house.log(house.ctx()), new.origin, old.size, new.size).hashes
 
 
 def test_it_cosigns_what_grew_and_remembers(house: House, tmp_path: Path) -> None:
     first, second = grow(house, 3), grow(house, 4)
-    witness = Witness("regulator", tmp_path / "w")
+    witness = CheckpointWitness("regulator", tmp_path / "w")
     signed = witness.cosign(first.note, [], first.key, 1000.0)
-    text, lines = note.split(signed)
-    assert note.check(text, lines[-1], "regulator", note.unb64(witness.public))
-    again = Witness("regulator", tmp_path / "w")
+    text, lines = signed_note.split_note(signed)
+    assert signed_note.verify_signature_line(text, lines[-1], "regulator", signed_note.decode_base64(witness.public))
+    again = CheckpointWitness("regulator", tmp_path / "w")
     assert again.public == witness.public
     with pytest.raises(Conflict, match="nothing proves"):
         again.cosign(second.note, [], first.key, 1001.0)
@@ -52,8 +52,8 @@ def test_it_cosigns_what_grew_and_remembers(house: House, tmp_path: Path) -> Non
 
 def test_it_refuses_a_strange_key_and_follows_a_new_one(house: House, tmp_path: Path) -> None:
     first = grow(house, 2)
-    stranger = note.b64(note.public_of(Ed25519PrivateKey.generate()))
-    witness = Witness("regulator", tmp_path / "w")
+    stranger = signed_note.encode_base64(signed_note.get_public_bytes(Ed25519PrivateKey.generate()))
+    witness = CheckpointWitness("regulator", tmp_path / "w")
     with pytest.raises(Denied):
         witness.cosign(first.note, [], stranger, 1.0)
     witness.cosign(first.note, [], first.key, 1.0)
@@ -63,14 +63,14 @@ def test_it_refuses_a_strange_key_and_follows_a_new_one(house: House, tmp_path: 
         witness.cosign(third.note, proof(house, first, third), first.key, 2.0)
     witness.cosign(second.note, proof(house, first, second), "", 3.0)
     witness.cosign(third.note, proof(house, second, third), "", 4.0)
-    forged = note.join(note.split(third.note)[0], *note.split(second.note)[1])
+    forged = signed_note.join_note(signed_note.split_note(third.note)[0], *signed_note.split_note(second.note)[1])
     with pytest.raises(Denied):
         witness.cosign(forged, [], "", 5.0)
 
 
 def test_it_reads_strictly(house: House, tmp_path: Path) -> None:
     first = grow(house, 1)
-    witness = Witness("regulator", tmp_path / "w")
+    witness = CheckpointWitness("regulator", tmp_path / "w")
     for broken in (
         "",
         "x",
@@ -82,11 +82,11 @@ def test_it_reads_strictly(house: House, tmp_path: Path) -> None:
             witness.cosign(broken, [], first.key, 1.0)
     for name in ("", "a b", "falaj/x/y/z", "a+b", "../x"):
         with pytest.raises(Invalid):
-            Witness(name, tmp_path / "other")
+            CheckpointWitness(name, tmp_path / "other")
 
 
 def test_the_key_is_for_its_owner_only(tmp_path: Path) -> None:
-    Witness("regulator", tmp_path / "w")
+    CheckpointWitness("regulator", tmp_path / "w")
     assert (tmp_path / "w" / "witness.key").stat().st_mode & 0o077 == 0
 
 
@@ -97,8 +97,8 @@ def test_the_command(house: House, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*base, "key"]) == 0
     public = capsys.readouterr().out.strip()
     assert main([*base, "cosign", str(tmp_path / "c.txt"), "--log-key", first.key]) == 0
-    text, lines = note.split(capsys.readouterr().out)
-    assert note.check(text, lines[-1], "regulator", note.unb64(public))
+    text, lines = signed_note.split_note(capsys.readouterr().out)
+    assert signed_note.verify_signature_line(text, lines[-1], "regulator", signed_note.decode_base64(public))
     second = grow(house, 1)
     (tmp_path / "c.txt").write_text(second.note)
     (tmp_path / "p.json").write_text(json.dumps({"hashes": proof(house, first, second)}))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from falaj.core.execute import OVER, Attempt, Executor, Slot, Status
-from falaj.worker.bundle import launcher
-from falaj.worker.context import document
+from falaj.core.executor import FINISHED_PHASES, Attempt, AttemptStatus, Executor, Slot
+from falaj.worker.attempt_context import build_document
+from falaj.worker.launcher_archive import get_launcher_archive
 
 # Says that it is there, saves when asked, ends when told: with 3, after having said so.
 PATIENT = """
@@ -37,14 +37,16 @@ def attempt(places: Sequence[Slot], program: str, folder: Path | None = None, **
         command=("python3", "-c", program),
         folder=str(folder or ""),
         grace_s=5,
-        launcher=launcher(),
+        launcher=get_launcher_archive(),
         **more,  # type: ignore[arg-type]
     )
     outbox = {"outbox": str(folder / "outbox")} if folder else {}
-    return replace(made, context=document(made, telemetry_s=60, **outbox))
+    return replace(made, context=build_document(made, telemetry_s=60, **outbox))
 
 
-def wait_for(executor: Executor, handle: str, reached: Callable[[Status], bool], deadline_s: float = 60) -> Status:
+def wait_for(
+    executor: Executor, handle: str, reached: Callable[[AttemptStatus], bool], deadline_s: float = 60
+) -> AttemptStatus:
     """Poll until it is as wanted; fails with the last answer."""
     end = time.monotonic() + deadline_s
     while not reached(status := executor.poll([handle])[0]):
@@ -53,8 +55,8 @@ def wait_for(executor: Executor, handle: str, reached: Callable[[Status], bool],
     return status
 
 
-def over(executor: Executor, handle: str, deadline_s: float = 60) -> Status:
-    return wait_for(executor, handle, lambda status: status.phase in OVER, deadline_s)
+def over(executor: Executor, handle: str, deadline_s: float = 60) -> AttemptStatus:
+    return wait_for(executor, handle, lambda status: status.phase in FINISHED_PHASES, deadline_s)
 
 
 def wait_for_line(executor: Executor, handle: str, slot: int, line: str, deadline_s: float = 60) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from falaj.backends.process import ProcessExecutor
-from falaj.core.execute import Attempt, Status
-from falaj.worker.context import document
+from falaj.core.executor import Attempt, AttemptStatus
+from falaj.worker.attempt_context import build_document
 from tests.backends.attempts import attempt, over, slots
 
 # Each line of the answer is one trial: its name and what came of it. Nothing that a trial raises ends the others.
@@ -52,10 +52,12 @@ class Caged:
         folder = self.root / bare.id
         (folder / "code").mkdir(parents=True, mode=0o700)
         placed = replace(bare, folder=str(folder))
-        whole = document(placed, telemetry_s=60, outbox=str(folder / "outbox"), code=str(folder / "code"), **given)
+        whole = build_document(
+            placed, telemetry_s=60, outbox=str(folder / "outbox"), code=str(folder / "code"), **given
+        )
         return replace(placed, context=whole)
 
-    def run(self, made: Attempt, deadline_s: float = 60) -> tuple[Status, list[str]]:
+    def run(self, made: Attempt, deadline_s: float = 60) -> tuple[AttemptStatus, list[str]]:
         """How it ended, and what its first slot wrote."""
         status = over(self.executor, self.executor.launch(made), deadline_s)
         return status, list(self.executor.logs(made.id, 0).lines)

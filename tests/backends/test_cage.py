@@ -15,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from falaj.backends.process_cage import check, powers
+from falaj.backends.process_sandbox import probe_isolation, require_sandbox_support
 from falaj.core.errors import Invalid, Unavailable
-from falaj.worker import family
-from falaj.worker.context import document
+from falaj.worker import child_processes
+from falaj.worker.attempt_context import build_document
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.backends.cages import Caged, caged
 from tests.worker.slot import gone
 
-pytestmark = pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage")
+pytestmark = pytest.mark.skipif(
+    bool(probe_isolation(gettempdir()).missing), reason="this machine cannot enforce a whole cage"
+)
 
 MAPPED_LOOPBACK = "::ffff:7f00:1"
 
@@ -293,7 +295,7 @@ def test_what_launchers_bring_and_publish_themselves(house: Caged) -> None:
         tried = tried.replace("PORT", str(other.getsockname()[1])).replace("LAUNCHER", str(os.getpid()))
         outputs = {"model": "outputs/model"}
         more = {"code": "code", "outputs": outputs, "stage": [bring], "after": [["-c", tried]]}
-        status, lines = house.run(replace(bare, context=document(bare, telemetry_s=60, **more)))
+        status, lines = house.run(replace(bare, context=build_document(bare, telemetry_s=60, **more)))
     assert status.phase == "succeeded", (status, lines)
     assert lines == ["hello", "x", *["refused"] * 7]
 
@@ -301,11 +303,11 @@ def test_what_launchers_bring_and_publish_themselves(house: Caged) -> None:
 def test_own_command_that_is_stopped_leaves_nobody(house: Caged) -> None:
     bare = attempt(slots("node-1"), "pass")
     wait = "import os, sys, time; print('waits', file=sys.stderr, flush=True); time.sleep(600)"
-    made = replace(bare, context=document(bare, telemetry_s=60, code="code", stage=[["-c", wait]]))
+    made = replace(bare, context=build_document(bare, telemetry_s=60, code="code", stage=[["-c", wait]]))
     handle = house.executor.launch(made)
     wait_for_line(house.executor, handle, 0, "waits")
     launcher = int(json.loads((house.root / made.id / "slot-0.pid").read_text())["pid"])
-    below = family.descendants(launcher)
+    below = child_processes.list_descendants(launcher)
     assert len(below) >= 4, "the runner, the gate, the warden and the command"
     house.executor.stop(handle, 5)
     assert over(house.executor, handle).phase == "failed"
@@ -337,13 +339,13 @@ def test_a_launcher_that_is_killed_takes_its_cage_along(house: Caged) -> None:
 
 def test_a_choice_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(Invalid):
-        check("perhaps", str(tmp_path))
+        require_sandbox_support("perhaps", str(tmp_path))
 
 
 def test_what_is_required_and_cannot_be_had_is_fatal(tmp_path: Path) -> None:
     """In a folder that cannot be written to, no cage can be tried, let alone made."""
     with pytest.raises(Unavailable, match=r"cannot enforce: .*network"):
-        check("required", str(tmp_path / "nowhere"))
+        require_sandbox_support("required", str(tmp_path / "nowhere"))
 
 
 def _own_address() -> str:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends import process_cage
+from falaj.backends import process_sandbox
 from falaj.core.errors import Invalid
-from falaj.worker import cage_kernel
+from falaj.worker import sandbox_kernel
 from tests.backends.attempts import attempt, slots
 from tests.backends.cages import HOSTILE
 from tests.backends.test_cage import refused
 from tests.worker.slot import SlotUnderTest
 
-pytestmark = pytest.mark.skipif(cage_kernel.landlock_version() < 6, reason="this kernel's Landlock is older")
+pytestmark = pytest.mark.skipif(sandbox_kernel.get_landlock_version() < 6, reason="this kernel's Landlock is older")
 
 
 def test_few_paths_nobody_to_signal_and_no_dangerous_calls(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ tried("may call what was declared by the proxy", lambda: by_proxy({declared.gets
 
 
 def test_ranks_that_could_not_meet_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_namespaces = replace(process_cage.powers(str(tmp_path)), network="")
-    monkeypatch.setattr(process_cage, "powers", lambda folder: without_namespaces)
+    without_namespaces = replace(process_sandbox.probe_isolation(str(tmp_path)), network="")
+    monkeypatch.setattr(process_sandbox, "probe_isolation", lambda folder: without_namespaces)
     ranks = attempt(slots("node-1", "node-1"), "pass", framework="torch")
     with pytest.raises(Invalid, match="ranks of an attempt"):
-        process_cage.Cages({"sandbox": "best"}, tmp_path).documents(ranks, str(tmp_path))
-    opened = process_cage.Cages({"sandbox": "best", "tcp_ports": "any"}, tmp_path)
+        process_sandbox.SandboxProfiles({"sandbox": "best"}, tmp_path).documents(ranks, str(tmp_path))
+    opened = process_sandbox.SandboxProfiles({"sandbox": "best", "tcp_ports": "any"}, tmp_path)
     assert opened.documents(ranks, str(tmp_path))["cage"]["tcp_ports"] == "any"
 
 

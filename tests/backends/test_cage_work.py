@@ -8,15 +8,15 @@ from tempfile import gettempdir
 
 import pytest
 
-from falaj.backends.process_cage import powers
-from falaj.worker.context import document
+from falaj.backends.process_sandbox import probe_isolation
+from falaj.worker.attempt_context import build_document
 from tests.api.mlflow.conftest import SCRIPTS, Place, mlflow_bin, place
 from tests.backends.cages import Caged, caged
 
 __all__ = ["mlflow_bin", "place"]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage"),
+    pytest.mark.skipif(bool(probe_isolation(gettempdir()).missing), reason="this machine cannot enforce a whole cage"),
 ]
 
 TRAIN = """
@@ -80,7 +80,7 @@ def test_ranks_of_torch_meet_over_gloo(house: Caged, nodes: tuple[str, ...]) -> 
         made = replace(made, slots=(replace(made.slots[0], processes=2),))
     code, outbox = str(made.context["code"]), str(made.context["outbox"])
     made = replace(made, command=(sys.executable, *made.command[1:]))
-    made = replace(made, context=document(made, telemetry_s=60, outbox=outbox, code=code))
+    made = replace(made, context=build_document(made, telemetry_s=60, outbox=outbox, code=code))
     status, lines = house.run(made, 120)
     assert status.phase == "succeeded", (status, lines)
     assert "sum 3 of 2" in lines

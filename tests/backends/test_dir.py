@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends.dir import DirBlobs
+from falaj.backends.folder_objects import FolderObjectStore
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
 from tests.servers import fuse
 from tests.servers.poor_disk import PoorDisk, unmount
@@ -42,15 +42,15 @@ def mounted(at: Path, *how: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def opened(at: Path, mount: Path | None = None) -> Iterator[DirBlobs]:
-    store = DirBlobs(f"dir:{at}" + (f"?mount={mount}" if mount else ""), {})
+def opened(at: Path, mount: Path | None = None) -> Iterator[FolderObjectStore]:
+    store = FolderObjectStore(f"dir:{at}" + (f"?mount={mount}" if mount else ""), {})
     try:
         yield store
     finally:
         store.close()
 
 
-def works(store: DirBlobs) -> None:
+def works(store: FolderObjectStore) -> None:
     data = os.urandom(2 * MIB + 1)
     assert store.put("a/0", [data[:MIB], data[MIB:]]) == len(data)
     assert store.put("a/0", [data]) == len(data)
@@ -63,7 +63,7 @@ def works(store: DirBlobs) -> None:
         list(store.open("a/0"))
 
 
-def error(store: DirBlobs, data: bytes = b"x") -> FalajError:
+def error(store: FolderObjectStore, data: bytes = b"x") -> FalajError:
     with pytest.raises(Unavailable) as raised:
         store.put("late", [data])
     assert str(raised.value).count("/") == 0, "a path is nobody's business"
@@ -153,17 +153,17 @@ def test_an_empty_mount_point_is_no_store() -> None:
         disk.stop()
         unmount(disk.at)
         with pytest.raises(Unavailable, match="nothing is mounted"):
-            DirBlobs(f"dir:{disk.at}/blobs?mount={disk.at}", {})
+            FolderObjectStore(f"dir:{disk.at}/blobs?mount={disk.at}", {})
         assert os.listdir(disk.at) == []  # noqa: PTH208
 
 
 @pytest.mark.parametrize("query", ["?", "?mount=", "?mount=/elsewhere", "?mounted=yes", "?mount"])
 def test_options_are_one_and_right(tmp_path: Path, query: str) -> None:
     if query == "?":
-        DirBlobs(f"dir:{tmp_path}{query}", {}).close()
+        FolderObjectStore(f"dir:{tmp_path}{query}", {}).close()
         return
     with pytest.raises(Invalid, match="one option"):
-        DirBlobs(f"dir:{tmp_path}{query}", {})
+        FolderObjectStore(f"dir:{tmp_path}{query}", {})
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
@@ -190,7 +190,7 @@ def test_a_mount_that_turns_read_only_is_still_read(tmp_path: Path) -> None:
         with opened(at / "blobs") as again:
             assert b"".join(again.open("a")) == b"kept"
         with pytest.raises(Unavailable, match="may not be written"):
-            DirBlobs(f"dir:{at}/another", {})
+            FolderObjectStore(f"dir:{at}/another", {})
 
 
 def test_overlays_do(tmp_path: Path) -> None:

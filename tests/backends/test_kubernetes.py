@@ -12,7 +12,7 @@ import pytest
 
 from falaj.backends.kubernetes import KubernetesExecutor
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Unauthenticated, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Attempt, Slot
+from falaj.core.executor import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Attempt, Slot
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.servers.kube_cluster import NAMESPACE, KubeCluster, node
 from tests.servers.kube_kubelet import JOBS, PODS
@@ -238,9 +238,9 @@ def test_a_taken_name_is_no_attempt_of_ours(still: KubeCluster, kube: Kubernetes
 
 
 def _launcher_name(one: Attempt) -> str:
-    from falaj.backends.kubernetes_objects import launcher
+    from falaj.backends.kubernetes_manifests import make_launcher_config
 
-    return str(launcher(one)["metadata"]["name"])
+    return str(make_launcher_config(one)["metadata"]["name"])
 
 
 def test_a_watch_goes_on_where_it_was_dropped(still: KubeCluster, kube: KubernetesExecutor) -> None:
@@ -340,7 +340,7 @@ def test_inside_a_cluster_the_pod_says_who_we_are(
     host, _, port = still.kube.url.removeprefix("https://").partition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-    monkeypatch.setattr("falaj.backends.kubernetes_reach._POD", tmp_path)
+    monkeypatch.setattr("falaj.backends.kubernetes_connection._SERVICE_ACCOUNT_FOLDER", tmp_path)
     kube = KubernetesExecutor("kubernetes:", {"image": "i"})
     assert kube.poll([kube.launch(asked())])[0].phase == WAITING
     kube.close()

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from falaj.backends.kubernetes import KubernetesExecutor
-from falaj.backends.kubernetes_objects import belongings
-from falaj.backends.kubernetes_site import Site
+from falaj.backends.kubernetes_manifests import make_owned_objects
+from falaj.backends.kubernetes_options import KubernetesOptions
 from falaj.core.errors import Invalid
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Slot
+from falaj.core.executor import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, WAITING, Slot
 from tests.backends.attempts import attempt, slots, wait_for
 from tests.servers.kube_schemas import crd
 from tests.servers.kubernetes import NODES, ControlPlane, CrdServer
@@ -167,8 +167,8 @@ def crds() -> Iterator[CrdServer]:
     ("trainjob", "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"),
 ])  # fmt: skip
 def test_the_operators_take_our_objects(crds: CrdServer, kind: str, path: str, queue: str) -> None:
-    site = Site("default", object=kind, queue=queue, image="python:3.11", tolerations=("nvidia.com/gpu",))
-    one = belongings(
+    site = KubernetesOptions("default", object=kind, queue=queue, image="python:3.11", tolerations=("nvidia.com/gpu",))
+    one = make_owned_objects(
         attempt(EIGHT, "pass", user="alice"), site, "u-1", {key: {"nvidia.com/gpu": 8} for key in (0, 1)}, []
     )[-1]
     made = crds.call("POST", f"{path}?fieldValidation=Strict", one)

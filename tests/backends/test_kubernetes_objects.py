@@ -10,16 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.backends.kubernetes_objects import PORT, belongings, launcher, name_of, service
-from falaj.backends.kubernetes_site import Site, site_of
+from falaj.backends.kubernetes_manifests import (
+    RENDEZVOUS_PORT,
+    make_launcher_config,
+    make_object_name,
+    make_owned_objects,
+    make_service,
+)
+from falaj.backends.kubernetes_options import KubernetesOptions, read_options
 from falaj.core.errors import Invalid
-from falaj.core.execute import Attempt, Slot
+from falaj.core.executor import Attempt, Slot
 from tests.backends.attempts import attempt, slots
 from tests.servers.kube_protocol import Refusal
 from tests.servers.kube_schemas import check
 from tests.servers.process import Missing
 
-SITE = Site(
+SITE = KubernetesOptions(
     "falaj", image="python:3.11", claims=(("data", "/data"),), tolerations=("nvidia.com/gpu",), pull_secret="pull"
 )
 GANG = (
@@ -34,9 +40,9 @@ def asked(places: tuple[Slot, ...] = GANG, **more: object) -> Attempt:
     return attempt(places, "pass", user="alice", secret_env={"TOKEN": "seventeen"}, limit_s=60, **more)
 
 
-def made(one: Attempt, site: Site = SITE, gpus: dict[int, dict[str, int]] | None = None) -> list[Json]:
-    rest = belongings(one, site, "u-1", GPUS if gpus is None else gpus, ["10.1.2.3"])
-    return [service(one, site), launcher(one), *rest]
+def made(one: Attempt, site: KubernetesOptions = SITE, gpus: dict[int, dict[str, int]] | None = None) -> list[Json]:
+    rest = make_owned_objects(one, site, "u-1", GPUS if gpus is None else gpus, ["10.1.2.3"])
+    return [make_service(one, site), make_launcher_config(one), *rest]
 
 
 def pods(objects: list[Json]) -> list[Json]:
@@ -122,7 +128,7 @@ def test_a_pod_may_call_its_gang_dns_and_the_platform() -> None:
         for found in made(one, SITE._replace(egress=("192.168.0.0/16",)))
         if found["kind"] == "NetworkPolicy"
     )
-    mine = [{"podSelector": {"matchLabels": {"falaj.dev/attempt": name_of(one.id)}}}]
+    mine = [{"podSelector": {"matchLabels": {"falaj.dev/attempt": make_object_name(one.id)}}}]
     gang, dns, outside = policy["egress"]
     assert (policy["ingress"], gang) == ([{"from": mine}], {"to": mine})
     kube_dns = {
@@ -138,24 +144,24 @@ def test_a_pod_may_call_its_gang_dns_and_the_platform() -> None:
 
 
 def test_pods_ask_only_the_dns_servers_that_the_cluster_names() -> None:
-    site = site_of("falaj", {"dns": "169.254.20.10,10.96.0.10/32", "image": "python:3.11"})
+    site = read_options("falaj", {"dns": "169.254.20.10,10.96.0.10/32", "image": "python:3.11"})
     (policy,) = (found for found in made(asked(), site) if found["kind"] == "NetworkPolicy")
     strictly(policy)
     _, dns, _ = policy["spec"]["egress"]
     assert dns["to"] == [{"ipBlock": {"cidr": block}} for block in ("10.96.0.10/32", "169.254.20.10/32")]
     assert not [rule for rule in policy["spec"]["egress"] if not rule.get("to")], "a rule without `to` is any host"
     with pytest.raises(Invalid, match="dns"):
-        site_of("falaj", {"dns": "open"})
+        read_options("falaj", {"dns": "open"})
 
 
 def test_the_context_says_where_each_slot_is() -> None:
     one = asked()
     (secret,) = (found for found in made(one) if found["kind"] == "Secret")
     context = json.loads(base64.b64decode(secret["data"]["context.json"]))
-    name = name_of(one.id)
+    name = make_object_name(one.id)
     assert [slot["host"] for slot in context["slots"]] == [f"slot-{at}.{name}.falaj.svc" for at in (0, 1)]
     assert [slot["devices"] for slot in context["slots"]] == [[0, 1], [0, 1]]
-    assert context["rendezvous"]["port"] == PORT
+    assert context["rendezvous"]["port"] == RENDEZVOUS_PORT
     kept = replace(one, context={**one.context, "rendezvous": {"host": "h", "port": 7}})
     (secret,) = (found for found in made(kept) if found["kind"] == "Secret")
     assert json.loads(base64.b64decode(secret["data"]["context.json"]))["rendezvous"] == {"host": "h", "port": 7}
@@ -167,15 +173,15 @@ def test_what_cannot_be_such_an_object_is_refused() -> None:
     with pytest.raises(Invalid, match="equal"):
         made(asked(), SITE._replace(object="trainjob"))
     with pytest.raises(Invalid, match="too large"):
-        launcher(replace(asked(), launcher=b"x" * 1_000_000))
+        make_launcher_config(replace(asked(), launcher=b"x" * 1_000_000))
 
 
 @given(st.text("abcXYZ019-", min_size=1, max_size=50))
 def test_names_are_safe_and_different(text: str) -> None:
-    name = name_of(text)
+    name = make_object_name(text)
     assert len(f"{name}-slot-9999-0-0") <= 63
     assert name[0].isalpha()
     assert name[-1] != "-"
     assert name == name.lower()
-    assert name_of(text) == name
-    assert name == text or name != name_of(text.lower()) or text == text.lower()
+    assert make_object_name(text) == name
+    assert name == text or name != make_object_name(text.lower()) or text == text.lower()

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from falaj.backends.kubernetes_logs import read_log, since
-from falaj.backends.kubernetes_nodes import facts, instant, quantity
-from falaj.backends.kubernetes_status import look, status
+from falaj.backends.kubernetes_logs import get_since_time, read_log
+from falaj.backends.kubernetes_nodes import parse_quantity, parse_time, read_node
+from falaj.backends.kubernetes_status import read_slot_states, summarize_status
 from falaj.core.errors import Invalid
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, WAITING
+from falaj.core.executor import FAILED, LOST, RUNNING, SUCCEEDED, WAITING
 from tests.servers.kube_cluster import node
 
 Json = dict[str, Any]
@@ -76,7 +76,7 @@ STATES = {
 @pytest.mark.parametrize("name", STATES)
 def test_a_pod_is_understood(name: str) -> None:
     told, phase, code, reason = STATES[name]
-    found = status("a", look(service(), [job(0)], [told], NOW))
+    found = summarize_status("a", read_slot_states(service(), [job(0)], [told], NOW))
     assert (found.phase, found.exits[0].code if found.exits else None) == (phase, code), found
     assert reason in (found.exits[0].reason if found.exits else found.reason)
 
@@ -93,21 +93,21 @@ JOBS = {
 @pytest.mark.parametrize("name", JOBS)
 def test_a_slot_without_a_pod_is_understood(name: str) -> None:
     told, phase, reason = JOBS[name]
-    found = status("a", look(service(), told, [], NOW))
+    found = summarize_status("a", read_slot_states(service(), told, [], NOW))
     assert (found.phase, found.reason) == (phase, reason)
 
 
 def test_a_gang_is_over_when_all_are() -> None:
     bad, runs, good = pod(0, done(9), "Failed"), pod(1, {"running": BEGAN}), pod(1, done(0), "Succeeded")
-    assert status("a", look(service(2), [], [bad, runs], NOW)).phase == RUNNING
-    over = status("a", look(service(2), [], [bad, good], NOW))
+    assert summarize_status("a", read_slot_states(service(2), [], [bad, runs], NOW)).phase == RUNNING
+    over = summarize_status("a", read_slot_states(service(2), [], [bad, good], NOW))
     assert (over.phase, [(one.index, one.code) for one in over.exits]) == (FAILED, [(0, 9), (1, 0)])
     lost = pod(1, {"running": BEGAN}, reason="NodeLost")
-    assert status("a", look(service(2), [], [bad, lost], NOW)).phase == LOST
+    assert summarize_status("a", read_slot_states(service(2), [], [bad, lost], NOW)).phase == LOST
     told = service(2, ended='{"exits": [[0, "failed", 9, "its own", 5], [1, "failed", 137, "ended by force", 6]]}')
-    swept = status("a", look(told, [], [], NOW))
+    swept = summarize_status("a", read_slot_states(told, [], [], NOW))
     assert (swept.phase, swept.ended, [one.code for one in swept.exits]) == (FAILED, 6, [9, 137])
-    assert status("a", look(service(2, ended="no json"), [], [bad, good], NOW)).phase == FAILED
+    assert summarize_status("a", read_slot_states(service(2, ended="no json"), [], [bad, good], NOW)).phase == FAILED
 
 
 def test_a_node_is_understood() -> None:
@@ -136,30 +136,30 @@ def test_a_node_is_understood() -> None:
             "annotations": {"falaj.dev/devices": "6,7"},
         }
     }
-    found = facts(one, [{"metadata": {"namespace": "x"}, "spec": other}, ours], (), "falaj")
+    found = read_node(one, [{"metadata": {"namespace": "x"}, "spec": other}, ours], (), "falaj")
     assert found.amounts == {"cpu": 16000, "memory": 65536, "rdma/hca": 2}
     assert found.taken == {"cpu": 2000, "memory": 1040}
     whole, part = found.devices[0], found.devices[8]
     assert (whole.model, whole.memory_mib) == ("NVIDIA-H100", 81559)
     assert (part.model, part.memory_mib) == ("NVIDIA-H100-MIG-1g.5gb", 5120)
     assert found.taken_devices == (4, 5), "what others have is none of ours"
-    assert (found.labels["zone"], found.labels["spot"], found.leaving) == ("z1", "true", instant(MADE) + 30)
+    assert (found.labels["zone"], found.labels["spot"], found.leaving) == ("z1", "true", parse_time(MADE) + 30)
     assert found.ready
     assert "feature.node.kubernetes.io/cpu-x" not in found.labels
     closed = {"unschedulable": True}, {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}
     open_ = {"taints": [{"key": "ok", "effect": "NoSchedule"}, {"key": "soft", "effect": "PreferNoSchedule"}]}
-    ready = [facts(node("n") | {"spec": spec}, [], ("ok",), "falaj").ready for spec in (*closed, open_)]
+    ready = [read_node(node("n") | {"spec": spec}, [], ("ok",), "falaj").ready for spec in (*closed, open_)]
     assert ready == [False, False, True]
     deleted = node("n")
     deleted["metadata"]["deletionTimestamp"] = MADE
-    assert facts(deleted, [], (), "falaj").leaving == instant(MADE)
+    assert read_node(deleted, [], (), "falaj").leaving == parse_time(MADE)
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("500m", "0.5"), ("16Gi", str(16 << 30)), ("1e3", "1000"), ("2", "2"), ("x", "0"), ("1Zi", "0")]
 )
 def test_quantities(text: str, value: str) -> None:
-    assert quantity(text) == quantity(value)
+    assert parse_quantity(text) == parse_quantity(value)
 
 
 def test_a_log_goes_on_within_a_second() -> None:
@@ -169,23 +169,23 @@ def test_a_log_goes_on_within_a_second() -> None:
     )
     cursor, lines = "", []
     for _ in range(6):
-        chunk = read_log(lambda most: whole[:most], cursor, 1, over=True)
+        chunk = read_log(lambda most: whole[:most], cursor, 1, is_over=True)
         lines += chunk.lines
         cursor = chunk.cursor
-    assert (lines, chunk.over, since(cursor)) == (["a", "b", "c", "d", "e"], True, "2027-01-15T08:00:01Z")
+    assert (lines, chunk.over, get_since_time(cursor)) == (["a", "b", "c", "d", "e"], True, "2027-01-15T08:00:01Z")
     torn = whole + b"2027-01-15T08:00:02Z half"
-    assert read_log(lambda _: torn, cursor, 9, over=False).lines == ()
-    assert read_log(lambda _: torn, cursor, 9, over=True).lines == ("half",)
+    assert read_log(lambda _: torn, cursor, 9, is_over=False).lines == ()
+    assert read_log(lambda _: torn, cursor, 9, is_over=True).lines == ("half",)
     rotated = b"2027-01-15T08:00:09Z new\n"
-    assert read_log(lambda _: rotated, cursor, 9, over=False).lines == ("new",)
+    assert read_log(lambda _: rotated, cursor, 9, is_over=False).lines == ("new",)
     with pytest.raises(Invalid, match="cursor"):
-        since("nonsense")
+        get_since_time("nonsense")
 
 
 def test_a_second_with_more_than_a_page_is_read_to_its_end() -> None:
     whole = b"".join(b"2027-01-15T08:00:00Z %07d %s\n" % (at, b"x" * 200) for at in range(20_000))
     cursor, total = "", 0
-    while chunk := read_log(lambda most: whole[:most], cursor, 100_000, over=True):
+    while chunk := read_log(lambda most: whole[:most], cursor, 100_000, is_over=True):
         cursor, total = chunk.cursor, total + len(chunk.lines)
         if chunk.over:
             break

@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from falaj.backends.postgres import PostgresStore
-from falaj.core.ports import EventRow, Key, Row
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.core.ports import EventRow, RecordKey, StoredRow
 from tests.replica import Replica
 from tests.servers.process import wait_until
 
@@ -20,30 +20,32 @@ WINDOW_S, MOST_WINDOWS = 10.0, 9
 
 
 @pytest.fixture
-def opened(new_postgres: Callable[[], str]) -> Iterator[tuple[PostgresStore, PostgresStore]]:
+def opened(new_postgres: Callable[[], str]) -> Iterator[tuple[PostgresLedgerStore, PostgresLedgerStore]]:
     url = new_postgres()
-    one, two = PostgresStore(url), PostgresStore(url)
+    one, two = PostgresLedgerStore(url), PostgresLedgerStore(url)
     yield one, two
     one.close()
     two.close()
 
 
 def event(name: str) -> EventRow:
-    key = Key("t", "thing", "p", name, "r1")
+    key = RecordKey("t", "thing", "p", name, "r1")
     return EventRow(f"id-{name}", "t", "z", "verb", "actor", key, 1.0, "req", b"l" * 32, b"d", ())
 
 
-def append(store: PostgresStore, name: str) -> None:
+def append(store: PostgresLedgerStore, name: str) -> None:
     txn = store.begin(write=True)
     txn.append([event(name)])
     txn.commit()
 
 
-def names(store: PostgresStore, after: str = "") -> list[str]:
+def names(store: PostgresLedgerStore, after: str = "") -> list[str]:
     return [row.subject.name for row in store.events(after, kind="thing")]
 
 
-def test_a_poller_sees_what_this_process_committed_at_once(opened: tuple[PostgresStore, PostgresStore]) -> None:
+def test_a_poller_sees_what_this_process_committed_at_once(
+    opened: tuple[PostgresLedgerStore, PostgresLedgerStore],
+) -> None:
     store, _ = opened
     with store.polling():
         assert names(store) == []
@@ -53,7 +55,7 @@ def test_a_poller_sees_what_this_process_committed_at_once(opened: tuple[Postgre
 
 
 def test_a_poller_sees_what_others_committed_soon_and_skips_nothing(
-    opened: tuple[PostgresStore, PostgresStore],
+    opened: tuple[PostgresLedgerStore, PostgresLedgerStore],
 ) -> None:
     store, other = opened
     seen: list[str] = []
@@ -69,10 +71,12 @@ def test_a_poller_sees_what_others_committed_soon_and_skips_nothing(
     assert seen == [f"n{number:02}" for number in range(40)]
 
 
-def test_an_event_that_commits_late_is_not_passed_over(opened: tuple[PostgresStore, PostgresStore]) -> None:
+def test_an_event_that_commits_late_is_not_passed_over(opened: tuple[PostgresLedgerStore, PostgresLedgerStore]) -> None:
     store, other = opened
     late = other.begin(write=True)
-    late.put(Row(Key("t", "thing", "p", "late"), 1, "", b"body", 1.0, ()), 0)  # which begins it with the engine
+    late.put(
+        StoredRow(RecordKey("t", "thing", "p", "late"), 1, "", b"body", 1.0, ()), 0
+    )  # which begins it with the engine
     late.append([event("late")])
     append(store, "early")
     with store.polling():
@@ -81,7 +85,9 @@ def test_an_event_that_commits_late_is_not_passed_over(opened: tuple[PostgresSto
         wait_until(lambda: set(names(store)) == {"late", "early"}, 20)
 
 
-def test_a_follower_takes_a_lease_soon_after_it_is_given_back(opened: tuple[PostgresStore, PostgresStore]) -> None:
+def test_a_follower_takes_a_lease_soon_after_it_is_given_back(
+    opened: tuple[PostgresLedgerStore, PostgresLedgerStore],
+) -> None:
     one, two = opened
     assert one.lease("loop:x", "one", 60.0, time.time())
     with two.polling():

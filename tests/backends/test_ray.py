@@ -11,7 +11,7 @@ import pytest
 
 from falaj.backends.ray import RayExecutor
 from falaj.core.errors import Conflict, Denied, Invalid, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt
+from falaj.core.executor import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.servers.process import wait_until
 from tests.servers.ray import RayServer

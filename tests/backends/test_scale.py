@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from falaj.backends.kubernetes import KubernetesExecutor
-from falaj.backends.node_kinds import read_kinds
+from falaj.backends.node_kinds import read_node_kinds
 from falaj.backends.ray import RayExecutor
 from falaj.core.errors import Invalid
-from falaj.core.execute import CanScale
+from falaj.core.executor import SupportsScaling
 from tests.servers.kube_cluster import KubeCluster, node
 from tests.servers.process import Missing, wait_until
 from tests.servers.ray import RayServer
@@ -22,14 +22,14 @@ GPU = f"gpu:cpus=16000,memory=65536,gpus=8,model=A100,most=4,price=3000000,label
 
 
 def test_kinds_are_read_as_they_are_written() -> None:
-    kinds = read_kinds(f"{GPU}; tpu:cpus=8000,most=2,resource.tpu=4,spot=1")
+    kinds = read_node_kinds(f"{GPU}; tpu:cpus=8000,most=2,resource.tpu=4,spot=1")
     gpu, tpu = kinds["gpu"], kinds["tpu"]
     assert (gpu.amounts, [one.model for one in gpu.devices]) == ({"cpu": 16000, "memory": 65536}, ["A100"] * 8)
     assert (gpu.labels["label"], gpu.labels["template"], gpu.labels["price"]) == ("pool=gpu", "gpu", "3000000")
     assert (tpu.amounts["tpu"], tpu.devices, tpu.labels["spot"]) == (4, (), "1")
-    assert read_kinds("") == {}
+    assert read_node_kinds("") == {}
     for wrong in ("gpu", "gpu:cpus=1", "gpu:cpus=x,most=1", "a b:cpus=1,most=1", "gpu:cpus=1,most=-1"):
-        assert isinstance(refusal(lambda text=wrong: read_kinds(text)), Invalid)
+        assert isinstance(refusal(lambda text=wrong: read_node_kinds(text)), Invalid)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_machine_deployment_grows_and_says_which_node_goes_first(still: KubeCl
     machine(still, "g1", **notes)
     machine(still, "g2")
     kube = still.executor(kinds=GPU)
-    assert isinstance(kube, CanScale)
+    assert isinstance(kube, SupportsScaling)
     assert [kind.name for kind in kube.templates()] == ["gpu"]
     assert {one.name: one.labels.get("template") for one in kube.capacity()} == {
         "g1": "gpu", "g2": "gpu", "n1": None, "n2": None,
@@ -99,7 +99,7 @@ def test_rays_own_autoscaler_hears_what_is_wanted(ray_server: RayServer, monkeyp
         # What one node has comes in any order.
         return {(*sorted(re.findall(r"'(\w+)': ([\d.]+)", line)), line.split("}: ")[1]) for line in lines}
 
-    assert isinstance(ray, CanScale)
+    assert isinstance(ray, SupportsScaling)
     ray.scale("small", 1)
     ray.scale("big", 2)
     big = (("CPU", "4.0"), ("GPU", "1.0"), "2 from request_resources()")

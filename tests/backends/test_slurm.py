@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from falaj.backends.slurm import SlurmExecutor
-from falaj.backends.slurm_site import node_facts, records
+from falaj.backends.slurm_commands import parse_records, to_node_info
 from falaj.core.errors import Conflict, Invalid, NotFound, Unavailable
-from falaj.core.execute import (
+from falaj.core.executor import (
     FAILED,
     LOST,
     RUNNING,
     SUCCEEDED,
     UNKNOWN,
     WAITING,
+    AttemptStatus,
     PersonRefused,
     Slot,
-    Status,
-    meeting_port,
+    rendezvous_port,
 )
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for, wait_for_line
 from tests.servers.process import Missing, wait_until
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_asked_for_and_then_the_end(slurm: SlurmExecutor, shared
     assert "ending 1" in slurm.logs(handle, 1).lines
     slurm.checkpoint(handle)
     slurm.forget(handle)
-    assert slurm.poll([handle]) == [Status(handle, UNKNOWN)]
+    assert slurm.poll([handle]) == [AttemptStatus(handle, UNKNOWN)]
 
 
 def test_what_does_not_end_is_ended_by_force(slurm: SlurmExecutor, shared: Path) -> None:
@@ -266,7 +266,7 @@ def test_processes_on_two_nodes_know_where_to_meet(slurm: SlurmExecutor, shared:
     handle = slurm.launch(asked)
     assert over(slurm, handle).phase == SUCCEEDED
     said = [slurm.logs(handle, slot).lines for slot in (0, 1)]
-    assert said == [(f"127.0.0.1 {meeting_port(asked.id)} {rank}",) for rank in (0, 1)]
+    assert said == [(f"127.0.0.1 {rendezvous_port(asked.id)} {rank}",) for rank in (0, 1)]
 
 
 def test_a_node_that_is_gone_is_no_fault_of_the_attempt(slurm: SlurmExecutor, shared: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_node_that_is_gone_is_no_fault_of_the_attempt(slurm: SlurmExecutor, sh
 
 def test_a_handle_that_nobody_knows(slurm: SlurmExecutor) -> None:
     for strange in ("1:root:1:/nowhere", "nobody", ""):
-        assert slurm.poll([strange]) == [Status(strange, UNKNOWN)]
+        assert slurm.poll([strange]) == [AttemptStatus(strange, UNKNOWN)]
         slurm.stop(strange, 1)
         slurm.checkpoint(strange)
         slurm.forget(strange)
@@ -303,7 +303,7 @@ def test_a_node_in_every_dialect() -> None:
         "GresUsed=gpu:a100:1(IDX:1),gpu:a100_1g.5gb:2(IDX:2-3),nic:0 OS=Linux 6 #1 RealMemory=512000 AllocMem=100 "
         "State=MIXED+DRAIN Reason=bad fan CPUTot=1 [root@2026-01-01T00:00:00]\nNodeName=g2 State=IDLE* Gres=gpu:4\n"
     )
-    g1, g2 = (node_facts(node, [(2, 40, {1})]) for node in records(text))
+    g1, g2 = (to_node_info(node, [(2, 40, {1})]) for node in parse_records(text))
     assert [gpu.model for gpu in g1.devices] == ["a100", "a100", "a100_1g.5gb", "a100_1g.5gb", "a100_1g.5gb"]
     assert (g1.amounts, g1.taken, g1.taken_devices) == (
         {"cpu": 64000, "memory": 512000},

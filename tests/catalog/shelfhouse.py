@@ -10,24 +10,24 @@ from typing import Any
 
 from blake3 import blake3
 
-from falaj.catalog.loop import StageLoop
-from falaj.catalog.publishing import Order, carry_out
-from falaj.catalog.records import Card, Facts, Made
-from falaj.catalog.sources import Source
+from falaj.catalog.publish_sources import PublishSource
+from falaj.catalog.publishing import PublishOrder, run_publish
+from falaj.catalog.records import ModelCard, PublishFacts, SentTree
+from falaj.catalog.stage_loop import StageLoop
 from falaj.core.ref import Ref
-from falaj.snapshot.records import Batch, Tree
-from falaj.store.loop import Turn, house_context
+from falaj.snapshot.records import PublishedTree, TreeBatch
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from tests.town import Town
 
 MODEL, DATA = "model:fraud/scorer", "dataset:fraud/tx"
 
 
-def tree_of(here: Any, ticket: str, text: str) -> Made:
+def tree_of(here: Any, ticket: str, text: str) -> SentTree:
     """A tree of one piece and its index, sent under a ticket."""
     pieces = tuple(here.bytes.put(ticket, [part]) for part in (text.encode(), b"shard " + text.encode()))
     whole = here.bytes.bundle(ticket, pieces)
     root = "b3:" + blake3(text.encode()).hexdigest()
-    return Made(ticket, Tree(root, 1, len(text), (Batch(whole.digest, pieces[1].digest),)), (whole,))
+    return SentTree(ticket, PublishedTree(root, 1, len(text), (TreeBatch(whole.digest, pieces[1].digest),)), (whole,))
 
 
 def publish(here: Any, name: str = DATA, text: str = "rows", **more: Any) -> Ref:
@@ -45,11 +45,11 @@ def model(here: Any, text: str, name: str = MODEL, **card: Any) -> Ref:
     inputs = card.pop("inputs", None)
     kind = card.get("format", "safetensors")
     file, data = (f"model.{kind}", safetensors(text) if kind == "safetensors" else pickle.dumps(text))
-    facts = Facts(card=Card(**{"format": kind, **card}), files={file: hashlib.sha256(data).hexdigest()})
+    facts = PublishFacts(card=ModelCard(**{"format": kind, **card}), files={file: hashlib.sha256(data).hexdigest()})
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / file).write_bytes(data)
-        source = Source(Path(folder))
-        done = carry_out(here, Order(Ref.parse(name), source, facts, None, inputs or {}, "", {}))
+        source = PublishSource(Path(folder))
+        done = run_publish(here, PublishOrder(Ref.parse(name), source, facts, None, inputs or {}, "", {}))
     here.catalog.inspect(done.ref)
     return done.ref
 
@@ -64,9 +64,9 @@ def pass_time(town: Town, hours: float = 0.0) -> None:
     """What the loop of stages does when it is so many hours later."""
     house = town.house
     loop = StageLoop(house.ledger, house.catalog, house.zones)
-    ctx = house_context(loop.name, house.settings.zone)
+    ctx = system_context(loop.name, house.settings.zone)
     now = ctx.now() + hours * 3600.0
-    loop.step(Turn(replace(ctx, now=lambda: now), 1, lambda: True))
+    loop.step(LoopIteration(replace(ctx, now=lambda: now), 1, lambda: True))
 
 
 def approve(town: Town, asked: Any, *people: str) -> None:

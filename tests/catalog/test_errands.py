@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from falaj.catalog import errands, gitfacts, sources
-from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound
-from falaj.core.permit import PermitDesk
-from falaj.snapshot import state
-from falaj.store import transfer
+from falaj.catalog import client_commands, git_facts, publish_sources
+from falaj.core.errors import CorruptData, Denied, FalajError, Invalid, NotFound
+from falaj.core.transfer_permits import PermitAuthority
+from falaj.snapshot import publish_state
+from falaj.store import transfers
 from tests.people import enroll, enroll_tenant
 from tests.replica import FALAJ, Replica
 from tests.town import LABEL, Town, refusal
@@ -29,7 +29,7 @@ AWKWARD = ("plain.txt", "with space", "نص.bin", "new\nline", "tab\there", "\x1
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
     # The files of these tests are younger than any clock's tick; nothing writes to them behind our back.
-    monkeypatch.setattr(state, "RACY_NS", 0)
+    monkeypatch.setattr(publish_state, "RACY_WINDOW_NS", 0)
     return tmp_path / "cache"
 
 
@@ -361,13 +361,13 @@ def test_the_same_folder_by_two_at_once(here: Any, folder: Path, request: pytest
 def test_a_read_outlives_its_ticket(town: Town, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     amal = town.as_("amal")
     done = amal.catalog.publish("dataset:fraud/slow", str(folder))
-    whole, turn = PermitDesk.admit, iter(range(10**6))
+    whole, turn = PermitAuthority.admit, iter(range(10**6))
 
-    def admit(desk: PermitDesk, text: str, op: str, holder: str, now: float) -> Any:
-        late = transfer.READ_S + 1 if op == "read" and next(turn) % 2 else 0
+    def admit(desk: PermitAuthority, text: str, op: str, holder: str, now: float) -> Any:
+        late = transfers.READ_TICKET_S + 1 if op == "read" and next(turn) % 2 else 0
         return whole(desk, text, op, holder, now + late)
 
-    monkeypatch.setattr(PermitDesk, "admit", admit)
+    monkeypatch.setattr(PermitAuthority, "admit", admit)
     amal.catalog.checkout(done.ref, str(tmp_path / "out"))
     assert contents(tmp_path / "out") == contents(folder)
     assert next(turn) > 2
@@ -434,10 +434,10 @@ def test_another_tools_form_comes_in_by_its_word(town: Town, folder: Path, monke
     from contextlib import contextmanager
 
     @contextmanager
-    def opened(rest: str) -> Iterator[sources.Source]:
-        yield sources.Source(folder / rest, "toy:7", tags={"toy": rest})
+    def opened(rest: str) -> Iterator[publish_sources.PublishSource]:
+        yield publish_sources.PublishSource(folder / rest, "toy:7", tags={"toy": rest})
 
-    monkeypatch.setitem(sources._OPENERS, "toy", opened)
+    monkeypatch.setitem(publish_sources._OPENERS_BY_SCHEME, "toy", opened)
     amal = town.as_("amal")
     done = amal.catalog.publish("dataset:fraud/toy", "toy:deep")
     assert done.num_files == 2
@@ -463,19 +463,19 @@ def test_git_is_asked_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         git("config", setting, f"touch {trap}; cat")
     git("config", "core.fsmonitor", f"touch {trap}; false")
     (code / "ignored").write_text("not code")
-    clean = gitfacts.read_code(code)
+    clean = git_facts.read_code(code)
     assert len(clean.commit) == 40
     assert (clean.remote, clean.dirty) == ("https://git.example.org/fraud.git", "")
     (code / "train.py").write_text("print(2)\n")
-    changed = gitfacts.read_code(code).dirty
+    changed = git_facts.read_code(code).dirty
     (code / "more.py").write_text("print(3)\n")
-    more = gitfacts.read_code(code).dirty
+    more = git_facts.read_code(code).dirty
     assert len({"", changed, more}) == 3
-    assert gitfacts.tracked(code) == [b".gitattributes", b".gitignore", b"more.py", b"train.py"]
+    assert git_facts.list_tracked_files(code) == [b".gitattributes", b".gitignore", b"more.py", b"train.py"]
     assert not trap.exists()
-    assert gitfacts.tracked(tmp_path) is None
+    assert git_facts.list_tracked_files(tmp_path) is None
     monkeypatch.setenv("PATH", "")
-    assert gitfacts.read_code(code).commit == ""
+    assert git_facts.read_code(code).commit == ""
 
 
 def rows_of(name: str, *rows: str) -> str:
@@ -625,7 +625,7 @@ def test_a_model_that_is_not_what_was_signed_is_not_handed_out(
 ) -> None:
     mona = town.as_("mona")
     done = mona.catalog.publish("model:fraud/forged", str(model))
-    true = errands.open_version
+    true = client_commands.open_version
 
     def forged(platform: Any, name: Any) -> Any:
         """What a server that lies would say: the signature of another model."""
@@ -634,9 +634,9 @@ def test_a_model_that_is_not_what_was_signed_is_not_handed_out(
         other, _ = true(platform, platform.catalog.publish("model:fraud/other", str(model)).ref)
         return replace(opened, signature=other.signature, key=other.key), snapshot
 
-    monkeypatch.setattr(errands, "open_version", forged)
+    monkeypatch.setattr(client_commands, "open_version", forged)
     error = refusal(lambda: mona.catalog.checkout(done.ref, str(tmp_path / "out")))
-    assert isinstance(error, Corrupt)
+    assert isinstance(error, CorruptData)
     assert not (tmp_path / "out").exists()
     assert not mona.catalog.verify(done.ref).ok
 

@@ -6,40 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.catalog.gates import (
-    DEFAULTS,
-    GATED,
-    METRIC,
-    Case,
-    Rule,
-    digest_of_rules,
-    judge,
+from falaj.catalog.gate_rules import (
+    DEFAULT_RULES,
+    GATED_STAGES,
+    RULE_METRIC,
+    GateCase,
+    GateRule,
+    count_required_approvers,
+    hash_rules,
+    judge_rules,
     parse_rule,
     read_rules,
-    voices,
 )
-from falaj.catalog.life_records import Attestation
+from falaj.catalog.lifecycle_records import VersionAttestation
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 
 WRITTEN = [
-    ("auc >= 0.8", Rule(METRIC, "auc", ">=", 0.0, 0.8), "auc >= 0.8"),
-    ("  auc>=0.8 ", Rule(METRIC, "auc", ">=", 0.0, 0.8), "auc >= 0.8"),
-    ("loss < -1e-3", Rule(METRIC, "loss", "<", 0.0, -0.001), "loss < -0.001"),
-    ("auc >= current", Rule(METRIC, "auc", ">=", 1.0), "auc >= current"),
-    ("latency_ms <= 1.1 * current", Rule(METRIC, "latency_ms", "<=", 1.1), "latency_ms <= 1.1 * current"),
-    ("auc >= current - 0.01", Rule(METRIC, "auc", ">=", 1.0, -0.01), "auc >= current - 0.01"),
-    ("a/b.c:d > 2*current+5", Rule(METRIC, "a/b.c:d", ">", 2.0, 5.0), "a/b.c:d > 2 * current + 5"),
-    ('"val loss" == 0', Rule(METRIC, "val loss", "=="), '"val loss" == 0'),
-    ("signature", Rule("signature"), "signature"),
-    ("safe  format", Rule("safe format"), "safe format"),
-    ("bias", Rule("attestation", "bias"), "attestation bias"),
-    ("attestation security-scan", Rule("attestation", "security-scan"), "attestation security-scan"),
-    ("zone ae-dubai", Rule("zone", "ae-dubai"), "zone ae-dubai"),
-    ("zone", Rule("zone"), "zone"),
-    ("1 approval", Rule("approvals", count=1), "1 approval"),
-    ("2 approvals", Rule("approvals", count=2), "2 approvals"),
-    ("1 dpo", Rule("dpo", count=1), "1 dpo"),
+    ("auc >= 0.8", GateRule(RULE_METRIC, "auc", ">=", 0.0, 0.8), "auc >= 0.8"),
+    ("  auc>=0.8 ", GateRule(RULE_METRIC, "auc", ">=", 0.0, 0.8), "auc >= 0.8"),
+    ("loss < -1e-3", GateRule(RULE_METRIC, "loss", "<", 0.0, -0.001), "loss < -0.001"),
+    ("auc >= current", GateRule(RULE_METRIC, "auc", ">=", 1.0), "auc >= current"),
+    ("latency_ms <= 1.1 * current", GateRule(RULE_METRIC, "latency_ms", "<=", 1.1), "latency_ms <= 1.1 * current"),
+    ("auc >= current - 0.01", GateRule(RULE_METRIC, "auc", ">=", 1.0, -0.01), "auc >= current - 0.01"),
+    ("a/b.c:d > 2*current+5", GateRule(RULE_METRIC, "a/b.c:d", ">", 2.0, 5.0), "a/b.c:d > 2 * current + 5"),
+    ('"val loss" == 0', GateRule(RULE_METRIC, "val loss", "=="), '"val loss" == 0'),
+    ("signature", GateRule("signature"), "signature"),
+    ("safe  format", GateRule("safe format"), "safe format"),
+    ("bias", GateRule("attestation", "bias"), "attestation bias"),
+    ("attestation security-scan", GateRule("attestation", "security-scan"), "attestation security-scan"),
+    ("zone ae-dubai", GateRule("zone", "ae-dubai"), "zone ae-dubai"),
+    ("zone", GateRule("zone"), "zone"),
+    ("1 approval", GateRule("approvals", count=1), "1 approval"),
+    ("2 approvals", GateRule("approvals", count=2), "2 approvals"),
+    ("1 dpo", GateRule("dpo", count=1), "1 dpo"),
 ]
 WRONG = [
     "", "auc", "auc >=", ">= 0.8", "auc => 0.8", "auc >= 0.8 current", "auc >= current * 2", "auc >= nan", "auc >= inf",
@@ -50,7 +50,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "rule", "canonical"), WRITTEN)
-def test_what_a_rule_says(text: str, rule: Rule, canonical: str) -> None:
+def test_what_a_rule_says(text: str, rule: GateRule, canonical: str) -> None:
     assert parse_rule(text) == rule
     assert rule.text == canonical
     assert parse_rule(canonical) == rule
@@ -65,8 +65,8 @@ def test_what_is_no_rule(text: str) -> None:
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(min_value=1e-200, max_value=1e200)
 metric_rules = st.builds(
-    Rule,
-    st.just(METRIC),
+    GateRule,
+    st.just(RULE_METRIC),
     st.from_regex(r"[^\"\n\s]([^\"\n\s]| (?=[^\"\n\s])){0,40}", fullmatch=True),
     st.sampled_from([">=", "<=", ">", "<", "=="]),
     st.one_of(st.just(0.0), positive),
@@ -75,7 +75,7 @@ metric_rules = st.builds(
 
 
 @given(metric_rules)
-def test_every_rule_is_read_as_it_is_written(rule: Rule) -> None:
+def test_every_rule_is_read_as_it_is_written(rule: GateRule) -> None:
     assert parse_rule(rule.text) == rule
 
 
@@ -89,13 +89,15 @@ def test_any_text_is_a_rule_or_invalid(text: str) -> None:
 
 
 @given(rule=metric_rules, value=numbers, current=numbers)
-def test_nothing_passes_that_was_not_measured(rule: Rule, value: float, current: float) -> None:
-    none = judge((rule,), Case("model", {}, "m@v1", {rule.name: current}))
+def test_nothing_passes_that_was_not_measured(rule: GateRule, value: float, current: float) -> None:
+    none = judge_rules((rule,), GateCase("model", {}, "m@v1", {rule.name: current}))
     assert not none[0].passed
-    assert not judge((rule,), Case("model", {rule.name: math.nan}, "m@v1", {rule.name: current}))[0].passed
+    assert not judge_rules((rule,), GateCase("model", {rule.name: math.nan}, "m@v1", {rule.name: current}))[0].passed
     if rule.factor:
-        assert not judge((rule,), Case("model", {rule.name: value}, "m@v1", {}))[0].passed
-        assert judge((rule,), Case("model", {rule.name: value}))[0].passed, "the first of all has nobody to beat"
+        assert not judge_rules((rule,), GateCase("model", {rule.name: value}, "m@v1", {}))[0].passed
+        assert judge_rules((rule,), GateCase("model", {rule.name: value}))[0].passed, (
+            "the first of all has nobody to beat"
+        )
 
 
 JUDGED = [
@@ -114,32 +116,34 @@ JUDGED = [
 
 @pytest.mark.parametrize(("rule", "metrics", "current", "passed"), JUDGED)
 def test_metrics(rule: str, metrics: dict[str, float], current: dict[str, float], passed: bool) -> None:
-    [row] = judge((parse_rule(rule),), Case("model", metrics, "model:a/b@v1", current))
+    [row] = judge_rules((parse_rule(rule),), GateCase("model", metrics, "model:a/b@v1", current))
     assert row.passed is passed
     assert row.rule == rule
 
 
 def test_what_else_is_demanded() -> None:
     ref = Ref("attestation", "fraud", "a1")
-    failed = Attestation(ref, Ref("model", "fraud", "m", "v1"), "bias", False, "mona", 1.0)
+    failed = VersionAttestation(ref, Ref("model", "fraud", "m", "v1"), "bias", False, "mona", 1.0)
     rules = read_rules("production", ("signature", "bias", "attestation scan", "zone a", "zone b", "zone c", "zone"))
-    case = Case(
+    case = GateCase(
         "model", unsigned="not signed", unsafe="pickle", attested={"bias": failed}, refused={"a": "", "b": "law"}
     )
-    told = {row.rule: (row.passed, row.found) for row in judge(rules, case)}
+    told = {row.rule: (row.passed, row.found) for row in judge_rules(rules, case)}
     assert told["signature"] == (False, "not signed")
     assert told["safe format"] == (False, "pickle"), "nobody can leave this out"
     assert told["attestation bias"] == (False, "mona says it failed (a1)")
     assert told["attestation scan"] == (False, "nobody attested scan")
     assert [told[rule][0] for rule in ("zone a", "zone b", "zone c", "zone")] == [True, False, False, False]
-    assert not judge(read_rules("production", DEFAULTS["production"]), Case("dataset", unsigned="x", unsafe="y"))
+    assert not judge_rules(
+        read_rules("production", DEFAULT_RULES["production"]), GateCase("dataset", unsigned="x", unsafe="y")
+    )
 
 
 def test_gates_are_read_strictly() -> None:
-    assert voices(read_rules("production", ("2 approvals", "1 dpo"))) == (2, 1)
-    assert voices(read_rules("production", ("2 dpo",))) == (2, 2)
-    assert voices(read_rules("retired", ())) == (0, 0)
-    assert all(read_rules(stage, DEFAULTS[stage]) is not None for stage in GATED)
+    assert count_required_approvers(read_rules("production", ("2 approvals", "1 dpo"))) == (2, 1)
+    assert count_required_approvers(read_rules("production", ("2 dpo",))) == (2, 2)
+    assert count_required_approvers(read_rules("retired", ())) == (0, 0)
+    assert all(read_rules(stage, DEFAULT_RULES[stage]) is not None for stage in GATED_STAGES)
     for stage, rules in (
         ("experiment", ()),
         ("production", ("1 approval", "2 approvals")),
@@ -148,5 +152,5 @@ def test_gates_are_read_strictly() -> None:
         with pytest.raises(Invalid):
             read_rules(stage, rules)
     one, other = read_rules("staging", ("bias", "signature")), read_rules("staging", ("signature", "attestation bias"))
-    assert digest_of_rules(one) == digest_of_rules(other)
-    assert digest_of_rules(one) != digest_of_rules(one[:1])
+    assert hash_rules(one) == hash_rules(other)
+    assert hash_rules(one) != hash_rules(one[:1])

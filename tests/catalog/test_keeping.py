@@ -7,8 +7,8 @@ import pytest
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.store.collect import Collector
-from falaj.store.objects import find_object
+from falaj.store.collector import Collector
+from falaj.store.stored_objects import find_stored_object
 from tests.catalog.shelfhouse import approve, model, publish
 from tests.documents import keep_contract
 from tests.town import LABEL, Town, refusal
@@ -163,7 +163,7 @@ def test_deleted_bytes_go_and_shared_ones_stay(tmp_path: Path) -> None:
         for _ in range(3):
             collector.collect(ctx)
         with town.house.ledger.read(ctx) as tx:
-            left = {ref for ref, hexa in bundles.items() if find_object(tx, "bank", "ae-dubai", hexa)}
+            left = {ref for ref, hexa in bundles.items() if find_stored_object(tx, "bank", "ae-dubai", hexa)}
         assert left == {v2, other}
         assert b"".join(amal.bytes.get(amal.catalog.open(other).ticket, _piece(amal, other))) == b"shard both"
     finally:
@@ -190,7 +190,7 @@ def test_a_copy_obeys_the_law_and_is_made_once(town: Town, name: str) -> None:
     ctx = town.house.context(town.actor("amal"))
     bundle = amal.catalog.open(v1).tree.batches[0].bundle[3:]
     with town.house.ledger.read(ctx) as tx:
-        there = find_object(tx, "bank", "eu-west", bundle)
+        there = find_stored_object(tx, "bank", "eu-west", bundle)
     assert there is not None
     assert there.bundle
     phases = [each.body.get("phase") for each in town.events(verb="catalog.copy") if each.subject == v1]

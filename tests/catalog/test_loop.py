@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from falaj.catalog.loop import StageLoop
-from falaj.core.context import Context
+from falaj.catalog.stage_loop import StageLoop
+from falaj.core.context import CallContext
 from falaj.core.errors import Unavailable
 from falaj.core.ref import Ref
-from falaj.govern.records import Move, Verdict
-from falaj.store.loop import Loops, Turn, house_context
+from falaj.govern.records import DataMovement, ResidencyVerdict
+from falaj.store.reconcile_loop import LoopIteration, LoopRunner, system_context
 from tests.catalog.shelfhouse import approve, model, pass_time, publish
 from tests.town import LABEL, Town
 
@@ -21,10 +21,10 @@ def town(shared_town: Town) -> Town:
     return shared_town
 
 
-def turn(town: Town, alive: bool = True, hours: float = 0.0) -> Turn:
-    ctx = house_context("stages", town.house.settings.zone)
+def turn(town: Town, alive: bool = True, hours: float = 0.0) -> LoopIteration:
+    ctx = system_context("stages", town.house.settings.zone)
     now = ctx.now() + hours * 3600
-    return Turn(replace(ctx, now=lambda: now), 1, lambda: alive)
+    return LoopIteration(replace(ctx, now=lambda: now), 1, lambda: alive)
 
 
 def waiting(town: Town, project: str, rules: tuple[str, ...] = ("1 approval",)) -> Any:
@@ -35,7 +35,7 @@ def waiting(town: Town, project: str, rules: tuple[str, ...] = ("1 approval",)) 
 
 def test_a_voice_is_enough_to_wake_it(town: Town, project: str) -> None:
     house = town.house
-    loops = Loops(house.ledger, "tester", [StageLoop(house.ledger, house.catalog, house.zones, every_s=3600.0)])
+    loops = LoopRunner(house.ledger, "tester", [StageLoop(house.ledger, house.catalog, house.zones, interval_s=3600.0)])
     asked = waiting(town, project)
     loops.start()
     try:
@@ -53,7 +53,7 @@ def _eventually(good: Any) -> bool:
 
 def test_only_voices_and_time_make_it_look(town: Town, project: str) -> None:
     house = town.house
-    loop = StageLoop(house.ledger, house.catalog, house.zones, every_s=1e9)
+    loop = StageLoop(house.ledger, house.catalog, house.zones, interval_s=1e9)
     expired, other = waiting(town, f"{project}a"), waiting(town, f"{project}b")
     loop.step(turn(town))
     loop.step(turn(town))
@@ -111,7 +111,7 @@ def test_one_that_cannot_be_settled_holds_up_no_other(town: Town, project: str) 
         approve(town, asked, "badr")
 
     class Away:
-        def verdict(self, move: Move, now: float) -> Verdict:
+        def verdict(self, move: DataMovement, now: float) -> ResidencyVerdict:
             raise Unavailable("the places cannot be read")
 
     house = town.house
@@ -143,6 +143,6 @@ def test_the_law_is_asked_again(tmp_path: Path) -> None:
 def test_the_house_of_another_tenant_is_not_touched(town: Town, project: str) -> None:
     asked = waiting(town, project)
     approve(town, asked, "badr")
-    ctx: Context = replace(turn(town).ctx, tenant="clinic")
+    ctx: CallContext = replace(turn(town).ctx, tenant="clinic")
     assert list(town.house.catalog.due(ctx)) == []
     assert town.house.catalog.settle(ctx, asked.approval) is None

@@ -8,9 +8,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from falaj.catalog import origins, signing
-from falaj.catalog.records import Card, Code, Facts
-from falaj.core.context import Context
+from falaj.catalog import model_signing, provenance
+from falaj.catalog.records import CodeOrigin, ModelCard, PublishFacts
+from falaj.core.context import CallContext
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
 from tests.catalog.goods import put
@@ -28,17 +28,17 @@ def town(tmp_path: Path) -> Iterator[Town]:
 def model(town: Town, **inputs: Ref) -> Ref:
     here = town.as_("amal")
     code = put(here, "code:fraud/train", "print(1)")
-    card = Card(
+    card = ModelCard(
         format="safetensors",
         metrics={"auc": 0.93},
         params={"depth": "6"},
         environment={"python": "3.11.7", "numpy": "2.1.0"},
         command=("python", "train.py"),
-        code=Code(code, "c0ffee" * 6 + "beef", "https://git.example/fraud.git", "sha256:" + "0" * 64),
+        code=CodeOrigin(code, "c0ffee" * 6 + "beef", "https://git.example/fraud.git", "sha256:" + "0" * 64),
         run="run:fraud/night-7",
     )
     files = {"w.safetensors": hashlib.sha256(b"w").hexdigest()}
-    return put(here, "model:fraud/scorer", "w", Facts(card=card, files=files), inputs=inputs)
+    return put(here, "model:fraud/scorer", "w", PublishFacts(card=card, files=files), inputs=inputs)
 
 
 def test_everything_known_is_told(town: Town) -> None:
@@ -80,7 +80,7 @@ def test_what_the_asker_may_not_see_is_hidden_in_every_form(town: Town) -> None:
     made = model(town, training=put(here, "dataset:fraud/tx", label=LABEL), salaries=payroll)
     put(here, "model:payroll/guess", "g", inputs={"scorer": made})
     nura = town.as_("nura")
-    for form in origins.FORMS:
+    for form in provenance.WRITERS_BY_FORM:
         assert "payroll" in here.catalog.provenance(made, form=form), form
         told = nura.catalog.provenance(made, form=form)
         assert "payroll" not in told, form
@@ -91,10 +91,10 @@ def test_what_the_asker_may_not_see_is_hidden_in_every_form(town: Town) -> None:
 
 def test_a_signature_is_checked_and_not_only_shown(town: Town) -> None:
     made, here = model(town), town.as_("amal")
-    house, ctx = town.house, Context(town.actor("amal"), zone="ae-dubai")
+    house, ctx = town.house, CallContext(town.actor("amal"), zone="ae-dubai")
 
     def sign(files: dict[str, str]) -> None:
-        bundle, key = signing.sign_model(house.keyring, "bank", "ae-dubai", str(made), files)
+        bundle, key = model_signing.sign_model(house.keyring, "bank", "ae-dubai", str(made), files)
         with house.ledger.write(ctx) as tx:
             record = tx.need(made)
             tx.put(made, {**record.body, "signature": bundle, "key": key}, rev=record.rev, label=record.label)

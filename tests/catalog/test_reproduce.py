@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from falaj.catalog import reproduce
-from falaj.catalog.records import Card
+from falaj.catalog.records import ModelCard
 from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
 from tests.content.test_formats import safetensors
 
 
-def pair(tmp_path: Path, name: str, before: bytes, after: bytes) -> reproduce.Matched:
+def pair(tmp_path: Path, name: str, before: bytes, after: bytes) -> reproduce.FileComparison:
     for folder, data in (("before", before), ("after", after)):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_bytes(data)
-    [found] = reproduce.compare(tmp_path / "before", tmp_path / "after")
+    [found] = reproduce.compare_folders(tmp_path / "before", tmp_path / "after")
     return found
 
 
@@ -31,34 +31,39 @@ def floats(*values: float) -> bytes:
 def test_the_program_is_told_where_and_with_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_TOKEN", "secret")
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    card = Card(params={"lr": "0.1", "max-depth": "6", "GLOBAL_SEED": "7", "OMP_NUM_THREADS": "1", "LD_PRELOAD": "x"})
-    told = reproduce.environ(card, {"training data": tmp_path}, tmp_path / "out")
+    card = ModelCard(
+        params={"lr": "0.1", "max-depth": "6", "GLOBAL_SEED": "7", "OMP_NUM_THREADS": "1", "LD_PRELOAD": "x"}
+    )
+    told = reproduce.build_program_environment(card, {"training data": tmp_path}, tmp_path / "out")
     assert told["FALAJ_INPUT_TRAINING_DATA"] == str(tmp_path)
     assert told["FALAJ_OUTPUT"] == str(tmp_path / "out")
     assert (told["FALAJ_PARAM_LR"], told["FALAJ_PARAM_MAX_DEPTH"]) == ("0.1", "6")
     assert (told["PYTHONHASHSEED"], told["GLOBAL_SEED"], told["OMP_NUM_THREADS"]) == ("0", "7", "1")
     assert not {"FALAJ_TOKEN", "PYTHONPATH", "LD_PRELOAD"} & told.keys()
-    assert reproduce.environ(Card(params={"PYTHONHASHSEED": "3"}), {}, tmp_path)["PYTHONHASHSEED"] == "3"
+    assert (
+        reproduce.build_program_environment(ModelCard(params={"PYTHONHASHSEED": "3"}), {}, tmp_path)["PYTHONHASHSEED"]
+        == "3"
+    )
     with pytest.raises(Invalid, match="name them apart"):
-        reproduce.environ(Card(), {"a b": tmp_path, "a-b": tmp_path}, tmp_path)
+        reproduce.build_program_environment(ModelCard(), {"a b": tmp_path, "a-b": tmp_path}, tmp_path)
 
 
 def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    reproduce.run([sys.executable, "-c", "print('fine')"], tmp_path, {}, log)
+    reproduce.run_program([sys.executable, "-c", "print('fine')"], tmp_path, {}, log)
     assert log.read_text() == "fine\n"
     with pytest.raises(UserCodeFailed, match=r"ended with 3.*it said: \?\[2Jno such column"):
-        reproduce.run(
+        reproduce.run_program(
             [sys.executable, "-c", "import sys; print('\\x1b[2Jno such column'); sys.exit(3)"], tmp_path, {}, log
         )
     with pytest.raises(UserCodeFailed, match="cannot be run"):
-        reproduce.run(["./not-there"], tmp_path, {}, log)
+        reproduce.run_program(["./not-there"], tmp_path, {}, log)
 
 
 def test_a_program_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
     child = "import os,time\nif not os.fork(): open('child','w').write(str(os.getpid()))\ntime.sleep(600)"
     with pytest.raises(UserCodeFailed, match="more than 1 seconds"):
-        reproduce.run([sys.executable, "-c", child], tmp_path, {}, tmp_path / "log", 1.0)
+        reproduce.run_program([sys.executable, "-c", child], tmp_path, {}, tmp_path / "log", 1.0)
     pid = int((tmp_path / "child").read_text())
     with suppress(ProcessLookupError):
         watch = os.pidfd_open(pid)  # readable once the process has ended; the kernel may take a moment
@@ -70,7 +75,7 @@ def test_a_program_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path
 
 
 def test_the_same_bytes_are_the_same(tmp_path: Path) -> None:
-    assert pair(tmp_path, "w.bin", b"x" * 3_000_000, b"x" * 3_000_000) == reproduce.Matched("w.bin", True)
+    assert pair(tmp_path, "w.bin", b"x" * 3_000_000, b"x" * 3_000_000) == reproduce.FileComparison("w.bin", True)
 
 
 def test_weights_are_compared_tensor_by_tensor(tmp_path: Path) -> None:
@@ -149,7 +154,7 @@ def test_files_that_came_and_went_and_links(tmp_path: Path) -> None:
     (after / os.fsdecode(b"bad\x80")).touch()
     (before / "link").symlink_to("a")
     (after / "link").symlink_to("b")
-    found = {one.path: one.difference for one in reproduce.compare(before, after)}
+    found = {one.path: one.difference for one in reproduce.compare_folders(before, after)}
     assert found == {
         "bad\\x80": "it is new this time",
         "fresh": "it is new this time", "link": "'a' became 'b'", "same": "", "sub/old": "it was not made this time",
@@ -157,25 +162,25 @@ def test_files_that_came_and_went_and_links(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_compared_package_by_package() -> None:
-    here = reproduce.installed(Path(sys.executable), dict(os.environ))
-    assert reproduce.environment_differs(here, here) == ()
+    here = reproduce.list_installed_packages(Path(sys.executable), dict(os.environ))
+    assert reproduce.compare_environments(here, here) == ()
     recorded = {**here, "python": "2.7.18", "left-pad": "1.0"}
     del recorded["pytest"]
-    assert reproduce.environment_differs(recorded, here) == (
+    assert reproduce.compare_environments(recorded, here) == (
         f"python was 2.7.18 and is {here['python']}",
         "left-pad was 1.0 and is not installed",
         "1 packages are installed that were not",
     )
-    assert reproduce.environment_differs({}, here) == (), "nothing was recorded"
+    assert reproduce.compare_environments({}, here) == (), "nothing was recorded"
 
 
 def test_another_python_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"Python 2\.7\.18"):
-        reproduce.make_exact({"python": "2.7.18"}, tmp_path / "a")
+        reproduce.create_exact_environment({"python": "2.7.18"}, tmp_path / "a")
 
 
 @pytest.mark.slow
 def test_a_package_that_is_nowhere_is_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot be made") as told:
-        reproduce.make_exact({"falaj-no-such-package": "1.0"}, tmp_path / "b")
+        reproduce.create_exact_environment({"falaj-no-such-package": "1.0"}, tmp_path / "b")
     assert "falaj-no-such-package" in told.value.hint

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.catalog import signing
-from falaj.core.errors import Corrupt, FalajError, Invalid
+from falaj.catalog import model_signing
+from falaj.core.errors import CorruptData, FalajError, Invalid
 from tests.govern.keyhouse import House
 from tests.servers import peers
 from tests.servers.process import Missing
@@ -53,7 +53,7 @@ def write(folder: Path, files: Mapping[str, bytes] = FILES) -> Path:
 
 
 def signed(house: House, files: Mapping[str, bytes] = FILES) -> tuple[str, str]:
-    return signing.sign_model(house.ring, "acme", "uae", "model:fraud/scorer@v1", hashed(files))
+    return model_signing.sign_model(house.ring, "acme", "uae", "model:fraud/scorer@v1", hashed(files))
 
 
 def tool(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -88,12 +88,12 @@ def test_we_verify_the_real_tools(tmp_path: Path, curve: ec.EllipticCurve) -> No
     done = tool("sign", "key", "--private_key", tmp_path / "key.pem", "--signature", tmp_path / "sig.json", folder)
     assert done.returncode == 0, done.stderr
     bundle, pem = (tmp_path / "sig.json").read_text(), public(key)
-    signing.verify(bundle, pem, hashed(FILES))
-    with pytest.raises(Corrupt, match=r"config\.json.*changed"):
-        signing.verify(bundle, pem, hashed({**FILES, "config.json": b"{} "}))
+    model_signing.verify_signature(bundle, pem, hashed(FILES))
+    with pytest.raises(CorruptData, match=r"config\.json.*changed"):
+        model_signing.verify_signature(bundle, pem, hashed({**FILES, "config.json": b"{} "}))
     # the tool leaves git's own files out by itself: to us what nobody signed is an extra file
-    with pytest.raises(Corrupt, match=r"\.gitattributes.*extra"):
-        signing.verify(bundle, pem, hashed({**FILES, ".gitattributes": b"*"}))
+    with pytest.raises(CorruptData, match=r"\.gitattributes.*extra"):
+        model_signing.verify_signature(bundle, pem, hashed({**FILES, ".gitattributes": b"*"}))
 
 
 def test_our_statement_is_the_tools_own(house: House, tmp_path: Path) -> None:
@@ -121,30 +121,30 @@ def test_our_statement_is_the_tools_own(house: House, tmp_path: Path) -> None:
 )
 def test_a_file_that_is_not_as_signed_is_named(house: House, files: dict[str, bytes], said: str) -> None:
     bundle, pem = signed(house)
-    signing.verify(bundle, pem, hashed(FILES), "model:fraud/scorer@v1")
-    with pytest.raises(Corrupt, match=said):
-        signing.verify(bundle, pem, hashed(files))
+    model_signing.verify_signature(bundle, pem, hashed(FILES), "model:fraud/scorer@v1")
+    with pytest.raises(CorruptData, match=said):
+        model_signing.verify_signature(bundle, pem, hashed(files))
 
 
 def test_a_true_signature_of_another_version_is_refused(house: House) -> None:
     bundle, pem = signed(house)
-    with pytest.raises(Corrupt, match="not of model:fraud/scorer@v2"):
-        signing.verify(bundle, pem, hashed(FILES), "model:fraud/scorer@v2")
+    with pytest.raises(CorruptData, match="not of model:fraud/scorer@v2"):
+        model_signing.verify_signature(bundle, pem, hashed(FILES), "model:fraud/scorer@v2")
 
 
 def test_another_key_verifies_nothing(house: House) -> None:
     bundle, _ = signed(house)
     other = public(ec.generate_private_key(ec.SECP256R1()))
-    with pytest.raises(Corrupt, match="another key"):
-        signing.verify(bundle, other, hashed(FILES))
+    with pytest.raises(CorruptData, match="another key"):
+        model_signing.verify_signature(bundle, other, hashed(FILES))
     told = json.loads(bundle)
-    told["verificationMaterial"]["publicKey"]["hint"] = signing.key_hint(other)
-    with pytest.raises(Corrupt, match="not that of this key"):
-        signing.verify(json.dumps(told), other, hashed(FILES))
+    told["verificationMaterial"]["publicKey"]["hint"] = model_signing.compute_key_hint(other)
+    with pytest.raises(CorruptData, match="not that of this key"):
+        model_signing.verify_signature(json.dumps(told), other, hashed(FILES))
     strange = ed25519.Ed25519PrivateKey.generate().public_key()
     for pem in ("", "nonsense", strange.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()):
-        with pytest.raises(Corrupt, match="public key"):
-            signing.verify(bundle, pem, hashed(FILES))
+        with pytest.raises(CorruptData, match="public key"):
+            model_signing.verify_signature(bundle, pem, hashed(FILES))
 
 
 def test_an_altered_claim_is_refused(house: House) -> None:
@@ -153,8 +153,8 @@ def test_an_altered_claim_is_refused(house: House) -> None:
     claim = statement(told)
     claim["predicate"]["resources"] = claim["predicate"]["resources"][:1]
     told["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(claim).encode()).decode()
-    with pytest.raises(Corrupt, match="not that of this key"):
-        signing.verify(json.dumps(told), pem, hashed(FILES))
+    with pytest.raises(CorruptData, match="not that of this key"):
+        model_signing.verify_signature(json.dumps(told), pem, hashed(FILES))
 
 
 def test_a_signed_claim_that_contradicts_itself_is_refused(house: House) -> None:
@@ -177,7 +177,7 @@ def test_a_signed_claim_that_contradicts_itself_is_refused(house: House) -> None
         sig = key.sign(pae, ec.ECDSA(hashes.SHA256()))
         told["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(sig).decode()
         with pytest.raises(FalajError, match=said):
-            signing.verify(json.dumps(told), public(key), hashed(FILES))
+            model_signing.verify_signature(json.dumps(told), public(key), hashed(FILES))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,8 +187,8 @@ def test_no_damage_passes_and_none_breaks_us(house: House, at: int, put: bytes, 
     at %= len(bundle)
     damaged = bundle[:at] + put.decode("latin-1") + bundle[at + cut :]
     try:
-        signing.verify(damaged, pem, hashed(FILES))
-    except Corrupt:
+        model_signing.verify_signature(damaged, pem, hashed(FILES))
+    except CorruptData:
         return
     # what passed says the same: only what nobody reads (white space, fields of later standards) may differ
     was, now = json.loads(bundle)["dsseEnvelope"], json.loads(damaged)["dsseEnvelope"]
@@ -198,17 +198,17 @@ def test_no_damage_passes_and_none_breaks_us(house: House, at: int, put: bytes, 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "a/../b", "a//b", "./a", "a/", "nul\0", "bad\udc80"])
 def test_names_that_are_no_files_of_a_model_are_not_signed(house: House, path: str) -> None:
     with pytest.raises(Invalid, match="cannot name"):
-        signing.sign_model(house.ring, "acme", "uae", "m", {path: "0" * 64})
+        model_signing.sign_model(house.ring, "acme", "uae", "m", {path: "0" * 64})
 
 
 def test_what_cannot_be_signed_says_so(house: House) -> None:
     with pytest.raises(Invalid, match="SHA-256"):
-        signing.sign_model(house.ring, "acme", "uae", "m", {"a": "b3:00"})
+        model_signing.sign_model(house.ring, "acme", "uae", "m", {"a": "b3:00"})
     with pytest.raises(Invalid, match="0 files"):
-        signing.sign_model(house.ring, "acme", "uae", "m", {})
-    many = {f"{i}": "0" * 64 for i in range(signing.MOST_FILES + 1)}
+        model_signing.sign_model(house.ring, "acme", "uae", "m", {})
+    many = {f"{i}": "0" * 64 for i in range(model_signing.MAX_SIGNED_FILES + 1)}
     with pytest.raises(Invalid, match="10001 files"):
-        signing.sign_model(house.ring, "acme", "uae", "m", many)
+        model_signing.sign_model(house.ring, "acme", "uae", "m", many)
 
 
 def test_the_key_is_of_the_tenant_and_the_zone_and_outlives_a_restart(house: House) -> None:
@@ -226,9 +226,9 @@ def test_what_was_signed_before_a_rotation_stays_signed(house: House) -> None:
     new = signed(house)
     assert old[1] != new[1]
     for bundle, pem in (old, new):
-        signing.verify(bundle, pem, hashed(FILES))
-    with pytest.raises(Corrupt, match="another key"):
-        signing.verify(old[0], new[1], hashed(FILES))
+        model_signing.verify_signature(bundle, pem, hashed(FILES))
+    with pytest.raises(CorruptData, match="another key"):
+        model_signing.verify_signature(old[0], new[1], hashed(FILES))
 
 
 def statement(bundle: dict[str, dict[str, str]]) -> dict[str, dict[str, list[dict[str, str]]]]:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, Stale
+from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound, StaleRevision
 from tests.catalog.shelfhouse import approve, model, pass_time, publish
 from tests.people import enroll
 from tests.town import Town, refusal
@@ -469,7 +469,7 @@ def _again(act: Callable[[], Any]) -> Any:
     for _ in range(50):
         try:
             return act()
-        except Stale:  # noqa: S112 - the point of it
+        except StaleRevision:  # noqa: S112 - the point of it
             continue
     raise AssertionError("never let through")
 

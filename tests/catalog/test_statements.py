@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from falaj.audit.records import Edge, Graph, Node
-from falaj.catalog import statements
-from falaj.catalog.records import Card, Code, Version
-from falaj.catalog.statements import HIDDEN, Deed, Origin, Provenance
+from falaj.audit.records import LineageEdge, LineageGraph, LineageNode
+from falaj.catalog import provenance_statements
+from falaj.catalog.provenance_statements import HIDDEN_NAME, ProvenanceAct, ProvenanceOrigin, VersionProvenance
+from falaj.catalog.records import CatalogVersion, CodeOrigin, ModelCard
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from tests.servers import peers
@@ -21,40 +21,45 @@ from tests.servers.process import Missing
 
 LABEL = Label.parse("AE-PDPL,sensitive,purpose=fraud,category=financial")
 MODEL, DATA = Ref.parse("model:fraud/scorer@v7"), Ref.parse("dataset:fraud/tx@v3")
-CARD = Card(
+CARD = ModelCard(
     format="safetensors",
     signature={"inputs": [{"name": "amount", "type": "double"}], "outputs": {"type": "tensor"}},
     metrics={"auc": 0.93, "f1": 0.5},
     params={"depth": "6", "note": "\x1b[2Jclear\nthe screen"},
     environment={"python": "3.11.7", "platform": "Linux", "numpy": "2.1.0", "a b/c@d": "1+x"},
     command=("python", "train.py"),
-    code=Code(
+    code=CodeOrigin(
         Ref.parse("code:fraud/train@v2"), "c0ffee" * 6 + "beef", "https://git.example/f.git", "sha256:" + "0" * 64
     ),
     run="run:fraud/night-7",
 )
-VERSION = Version(
+VERSION = CatalogVersion(
     MODEL, "b3:" + "a" * 64, 2, 1234, "production", LABEL, ("ae-dubai",), "amal", 1_790_000_000.0,
     aliases=("champion", "production"), inputs={"training": DATA}, card=CARD,
 )  # fmt: skip
-TOLD = Provenance(
+TOLD = VersionProvenance(
     VERSION,
     (
-        Origin("training", str(DATA), "b3:" + "b" * 64, LABEL),
-        Origin("code", "code:fraud/train@v2", "b3:" + "c" * 64, Label()),
-        Origin("salaries", HIDDEN),
+        ProvenanceOrigin("training", str(DATA), "b3:" + "b" * 64, LABEL),
+        ProvenanceOrigin("code", "code:fraud/train@v2", "b3:" + "c" * 64, Label()),
+        ProvenanceOrigin("salaries", HIDDEN_NAME),
     ),
     (
-        Deed("publish", "amal", 1_790_000_000.0),
-        Deed("promote production", "mona", 1_790_000_100.0, ("badr", "dana"), "better on every slice"),
+        ProvenanceAct("publish", "amal", 1_790_000_000.0),
+        ProvenanceAct("promote production", "mona", 1_790_000_100.0, ("badr", "dana"), "better on every slice"),
     ),
     {"config.json": "1" * 64, "نموذج.safetensors": "2" * 64},
     "valid",
     "d" * 64,
-    Graph(
+    LineageGraph(
         str(MODEL),
-        (Node(str(MODEL), 0), Node(str(DATA), -1), Node("hidden-3", -1, True), Node("endpoint:fraud/score@r1", 1)),
-        (Edge(str(DATA), str(MODEL), "catalog.publish", "e", 1.0),),
+        (
+            LineageNode(str(MODEL), 0),
+            LineageNode(str(DATA), -1),
+            LineageNode("hidden-3", -1, True),
+            LineageNode("endpoint:fraud/score@r1", 1),
+        ),
+        (LineageEdge(str(DATA), str(MODEL), "catalog.publish", "e", 1.0),),
     ),
 )
 CASES = {
@@ -95,7 +100,7 @@ for path in sys.argv[1:]:
 CYCLONEDX = ("cyclonedx-python-lib[json-validation]==11.12.0",)
 
 
-def judge(tmp_path: Path, peer: tuple[str, ...], script: str, told: Callable[[Provenance], str]) -> None:
+def judge(tmp_path: Path, peer: tuple[str, ...], script: str, told: Callable[[VersionProvenance], str]) -> None:
     """Every case before the standard's own reader, in one process: such readers start slowly."""
     try:
         python = peers.peer(*peer) / "python"
@@ -112,15 +117,15 @@ def judge(tmp_path: Path, peer: tuple[str, ...], script: str, told: Callable[[Pr
 
 
 def test_slsa_is_what_in_toto_reads(tmp_path: Path) -> None:
-    judge(tmp_path, ("model-signing", *peers.MODEL_SIGNING), _SLSA, statements.as_slsa)
+    judge(tmp_path, ("model-signing", *peers.MODEL_SIGNING), _SLSA, provenance_statements.to_slsa)
 
 
 def test_the_bill_of_materials_fits_its_schema(tmp_path: Path) -> None:
-    judge(tmp_path, ("cyclonedx", *CYCLONEDX), _CYCLONEDX, statements.as_cyclonedx)
+    judge(tmp_path, ("cyclonedx", *CYCLONEDX), _CYCLONEDX, provenance_statements.to_cyclonedx)
 
 
 def test_slsa_names_every_file_and_everything_it_was_made_from() -> None:
-    told: dict[str, Any] = json.loads(statements.as_slsa(TOLD))
+    told: dict[str, Any] = json.loads(provenance_statements.to_slsa(TOLD))
     assert {one["name"]: one["digest"]["sha256"] for one in told["subject"]} == TOLD.files
     definition = told["predicate"]["buildDefinition"]
     assert definition["externalParameters"]["command"] == ["python", "train.py"]
@@ -134,7 +139,7 @@ def test_slsa_names_every_file_and_everything_it_was_made_from() -> None:
 
 
 def test_the_bill_of_materials_says_what_is_proved_and_what_is_declared() -> None:
-    told: dict[str, Any] = json.loads(statements.as_cyclonedx(TOLD))
+    told: dict[str, Any] = json.loads(provenance_statements.to_cyclonedx(TOLD))
     me = told["metadata"]["component"]
     assert (me["type"], me["group"], me["name"], me["version"]) == ("machine-learning-model", "fraud", "scorer", "v7")
     properties = {one["name"]: one["value"] for one in me["properties"]}
@@ -148,11 +153,13 @@ def test_the_bill_of_materials_says_what_is_proved_and_what_is_declared() -> Non
     assert data["data"][0]["classification"] == "sensitive"
     assert data["data"][0]["sensitiveData"] == ["financial"]
     assert set(told["dependencies"][0]["dependsOn"]) == {one["bom-ref"] for one in told["components"]}
-    assert statements.as_cyclonedx(TOLD) == statements.as_cyclonedx(TOLD), "asked twice, told the same"
+    assert provenance_statements.to_cyclonedx(TOLD) == provenance_statements.to_cyclonedx(TOLD), (
+        "asked twice, told the same"
+    )
 
 
 def test_text_cannot_be_made_to_lie_by_what_is_in_it() -> None:
-    told = statements.as_text(TOLD)
+    told = provenance_statements.to_plain_text(TOLD)
     assert "\x1b" not in told
     assert "note = \\x1b[2Jclear\\nthe screen" in told
     assert "model:fraud/scorer@v7  (production, champion)" in told
@@ -160,18 +167,18 @@ def test_text_cannot_be_made_to_lie_by_what_is_in_it() -> None:
     assert "salaries = hidden" in told
     assert "endpoint:fraud/score@r1" in told
     for case in CASES.values():
-        assert statements.as_text(case).count(str(case.version.ref)) >= 1
+        assert provenance_statements.to_plain_text(case).count(str(case.version.ref)) >= 1
 
 
 def test_json_holds_all_of_it() -> None:
-    told = json.loads(statements.as_json(TOLD))
+    told = json.loads(provenance_statements.to_json_text(TOLD))
     assert told["version"]["card"]["params"]["depth"] == "6"
     assert told["deeds"][1]["approved_by"] == ["badr", "dana"]
     assert told["consumers"] == ["endpoint:fraud/score@r1"]
 
 
 def test_what_has_two_roles_is_one_thing_with_both() -> None:
-    told = json.loads(statements.as_cyclonedx(CASES["two roles, no remote"]))
+    told = json.loads(provenance_statements.to_cyclonedx(CASES["two roles, no remote"]))
     refs = [one["bom-ref"] for one in told["components"]]
     assert len(refs) == len(set(refs))
     assert told["dependencies"][0]["dependsOn"] == refs
@@ -191,7 +198,7 @@ def test_what_has_two_roles_is_one_thing_with_both() -> None:
 )
 def test_addresses_are_addresses(remote: str, uri: str) -> None:
     card = replace(CARD, code=replace(CARD.code, remote=remote), environment={"Typing_Extensions": "4.16"})
-    told = json.loads(statements.as_slsa(replace(TOLD, version=replace(VERSION, card=card))))
+    told = json.loads(provenance_statements.to_slsa(replace(TOLD, version=replace(VERSION, card=card))))
     source, package = told["predicate"]["buildDefinition"]["resolvedDependencies"][-2:]
     assert source.get("uri", "") == (uri and uri + CARD.code.commit)
     assert source["digest"] == {"gitCommit": CARD.code.commit}

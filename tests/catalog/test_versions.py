@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from falaj.catalog import shelf
-from falaj.catalog.records import Card, Facts, Made
-from falaj.catalog.signing import verify
-from falaj.content.records import Column, Table
+from falaj.catalog import service_base
+from falaj.catalog.model_signing import verify_signature
+from falaj.catalog.records import ModelCard, PublishFacts, SentTree
+from falaj.content.records import TableColumn, TableDescription
+from falaj.core.byte_channel import UploadReceipt
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.core.transfer import Receipt
-from falaj.snapshot.records import Batch
-from falaj.store.objects import intents
+from falaj.snapshot.records import TreeBatch
+from falaj.store.stored_objects import list_intents
 from tests.catalog.shelfhouse import model, publish, safetensors, tree_of
 from tests.people import enroll
 from tests.town import LABEL, Town, refusal
@@ -33,7 +33,7 @@ def name(project: str) -> str:
     return f"dataset:{project}/tx"
 
 
-def begun(here: Any, name: str, text: str = "rows") -> Made:
+def begun(here: Any, name: str, text: str = "rows") -> SentTree:
     return tree_of(here, here.catalog.begin(name).ticket, text)
 
 
@@ -50,15 +50,15 @@ def test_a_run_that_went_on_is_nothing_new(town: Town, name: str, project: str) 
 
 
 def test_what_did_not_change_is_confirmed_where_no_more_is_known_of_it(town: Town, name: str) -> None:
-    amal, table = town.as_("amal"), Table(1, (Column("a", "int"),))
+    amal, table = town.as_("amal"), TableDescription(1, (TableColumn("a", "int"),))
     assert amal.catalog.confirm(name, "b3:none") is None, "there is nothing yet"
-    first = publish(amal, name, "one", facts=Facts(message="first", table=table))
+    first = publish(amal, name, "one", facts=PublishFacts(message="first", table=table))
     root = amal.catalog.show(first).root
     assert amal.catalog.confirm(name, root) == first
     assert amal.catalog.confirm(name, "b3:other") is None
     said = [event for event in town.events(verb="catalog.publish") if event.subject == first]
     assert [event.body.get("unchanged") for event in said] == [None, 1]
-    tagged = publish(amal, name, "one", facts=Facts(tags={"a": "b"}))
+    tagged = publish(amal, name, "one", facts=PublishFacts(tags={"a": "b"}))
     assert tagged != first
     assert amal.catalog.confirm(name, root) is None, "who says nothing says less than the newest version does"
     with pytest.raises(Denied):
@@ -68,22 +68,22 @@ def test_what_did_not_change_is_confirmed_where_no_more_is_known_of_it(town: Tow
 
 def test_the_same_again_is_no_new_version(town: Town, name: str) -> None:
     amal = town.as_("amal")
-    first = publish(amal, name, "one", facts=Facts(message="first"))
-    assert publish(amal, name, "one", facts=Facts(message="again")) == first
+    first = publish(amal, name, "one", facts=PublishFacts(message="first"))
+    assert publish(amal, name, "one", facts=PublishFacts(message="again")) == first
     amal.catalog.annotate(first, message="better said", tags={"reviewed": "yes"})
     assert publish(amal, name, "one") == first, "what others say of it made it another thing"
-    assert publish(amal, name, "one", facts=Facts(tags={"a": "b"})).version == "v2"
-    assert publish(amal, name, "one", facts=Facts(tags={"a": "b"}), label=LABEL).version == "v3"
-    assert publish(amal, name, "one", facts=Facts(tags={"a": "b"}), inputs={"from": first}).version == "v4"
+    assert publish(amal, name, "one", facts=PublishFacts(tags={"a": "b"})).version == "v2"
+    assert publish(amal, name, "one", facts=PublishFacts(tags={"a": "b"}), label=LABEL).version == "v3"
+    assert publish(amal, name, "one", facts=PublishFacts(tags={"a": "b"}), inputs={"from": first}).version == "v4"
     shown = amal.catalog.show(first)
     assert (shown.message, shown.tags) == ("better said", {"reviewed": "yes"})
     assert amal.catalog.annotate(first, drop=("reviewed",)).tags == {}
 
 
 def test_the_same_model_again_is_no_new_version(town: Town, project: str) -> None:
-    amal, table = town.as_("amal"), Table(2, (Column("a", "int", mean=0.5), Column("b", "text")))
-    card = Card("onnx", command=("python", "train.py"), metrics={"auc": 0.1})
-    facts = Facts(table=table, card=card, files={"m": "0" * 64})
+    amal, table = town.as_("amal"), TableDescription(2, (TableColumn("a", "int", mean=0.5), TableColumn("b", "text")))
+    card = ModelCard("onnx", command=("python", "train.py"), metrics={"auc": 0.1})
+    facts = PublishFacts(table=table, card=card, files={"m": "0" * 64})
     first = publish(amal, f"model:{project}/m", "one", facts=facts)
     assert publish(amal, f"model:{project}/m", "one", facts=facts) == first
     assert amal.catalog.show(first).table == table
@@ -95,11 +95,11 @@ def test_a_publish_that_ended_holds_nothing_back(town: Town, name: str) -> None:
 
     def open_intents() -> int:
         with town.house.ledger.read(ctx) as tx:
-            return sum(record.body["thing"] == name for record in intents(tx, "bank"))
+            return sum(record.body["thing"] == name for record in list_intents(tx, "bank"))
 
     made = begun(amal, name)
     assert open_intents() == 1
-    assert isinstance(refusal(lambda: amal.catalog.commit(name, made, facts=Facts(message="x" * 4001))), Invalid)
+    assert isinstance(refusal(lambda: amal.catalog.commit(name, made, facts=PublishFacts(message="x" * 4001))), Invalid)
     assert open_intents() == 1, "a publish that failed can be tried again"
     amal.catalog.commit(name, made)
     assert open_intents() == 0
@@ -116,7 +116,7 @@ def test_nobody_builds_on_what_was_not_sent_or_read(town: Town, name: str, proje
         lambda: catalog.commit(name, replace(made, tree=stolen)),
         lambda: catalog.commit(name, replace(made, tree=stolen), base=other),
         lambda: catalog.commit(f"dataset:{project}/third", made),
-        lambda: catalog.commit(name, replace(made, receipts=(Receipt("b3:" + "0" * 64, 1, "00"),))),
+        lambda: catalog.commit(name, replace(made, receipts=(UploadReceipt("b3:" + "0" * 64, 1, "00"),))),
         lambda: catalog.commit(name, replace(made, ticket="x.y")),
         lambda: town.as_("mona").catalog.commit(name, made),
         lambda: sara.catalog.commit(name, made),
@@ -128,7 +128,7 @@ def test_nobody_builds_on_what_was_not_sent_or_read(town: Town, name: str, proje
     assert isinstance(refusal(lambda: catalog.show(name)), NotFound), "half of it can be seen"
 
 
-HOSTILE: list[tuple[str, Callable[[Made], Made]]] = [
+HOSTILE: list[tuple[str, Callable[[SentTree], SentTree]]] = [
     ("root", lambda made: replace(made, tree=replace(made.tree, root="../../etc"))),
     ("counts", lambda made: replace(made, tree=replace(made.tree, num_files=-1))),
     ("size", lambda made: replace(made, tree=replace(made.tree, size_bytes=1 << 70))),
@@ -136,7 +136,7 @@ HOSTILE: list[tuple[str, Callable[[Made], Made]]] = [
     ("twice", lambda made: replace(made, tree=replace(made.tree, batches=made.tree.batches * 2))),
     ("many", lambda made: replace(made, tree=replace(made.tree, batches=made.tree.batches * 5000))),
     ("receipts", lambda made: replace(made, receipts=made.receipts * 5000)),
-    ("bundle", lambda made: replace(made, tree=replace(made.tree, batches=(Batch("sha1:0", "b3:0"),)))),
+    ("bundle", lambda made: replace(made, tree=replace(made.tree, batches=(TreeBatch("sha1:0", "b3:0"),)))),
     (
         "shard",
         lambda made: replace(made, tree=replace(made.tree, batches=(replace(made.tree.batches[0], shard="x"),))),
@@ -151,34 +151,34 @@ HOSTILE: list[tuple[str, Callable[[Made], Made]]] = [
 
 
 @pytest.mark.parametrize(("what", "spoil"), HOSTILE, ids=[what for what, _ in HOSTILE])
-def test_a_hostile_tree_is_refused(town: Town, name: str, what: str, spoil: Callable[[Made], Made]) -> None:
+def test_a_hostile_tree_is_refused(town: Town, name: str, what: str, spoil: Callable[[SentTree], SentTree]) -> None:
     amal = town.as_("amal")
     made = begun(amal, name)
     assert isinstance(refusal(lambda: amal.catalog.commit(name, spoil(made))), Invalid | Conflict | Denied)
     assert amal.catalog.commit(name, made).version == "v1"
 
 
-WIDE = Table(1, tuple(Column(f"c{n}", "int") for n in range(5001)))
+WIDE = TableDescription(1, tuple(TableColumn(f"c{n}", "int") for n in range(5001)))
 TOO_MUCH = [
-    Facts(message="x" * 4001),
-    Facts(tags={str(n): "" for n in range(1001)}),
-    Facts(tags={"": "x"}),
-    Facts(tags={"k" * 251: "x"}),
-    Facts(tags={"k": "x" * 5001}),
-    Facts(table=WIDE),
-    Facts(table=Table(1, (Column("c", "t" * 5001),))),
-    Facts(table=Table(1, (Column("c", "int", mean=float("nan")),))),
-    Facts(card=Card(metrics={"auc": float("inf")})),
-    Facts(card=Card(metrics={f"m{n}": 0.0 for n in range(10_001)})),
-    Facts(card=Card(params={"p": "x" * (5 << 20)})),
-    Facts(card=Card(signature={"x": float("nan")})),
-    Facts(files={"model.bin": "not a digest"}),
-    Facts(files={f"{n}": "0" * 64 for n in range(10_001)}),
+    PublishFacts(message="x" * 4001),
+    PublishFacts(tags={str(n): "" for n in range(1001)}),
+    PublishFacts(tags={"": "x"}),
+    PublishFacts(tags={"k" * 251: "x"}),
+    PublishFacts(tags={"k": "x" * 5001}),
+    PublishFacts(table=WIDE),
+    PublishFacts(table=TableDescription(1, (TableColumn("c", "t" * 5001),))),
+    PublishFacts(table=TableDescription(1, (TableColumn("c", "int", mean=float("nan")),))),
+    PublishFacts(card=ModelCard(metrics={"auc": float("inf")})),
+    PublishFacts(card=ModelCard(metrics={f"m{n}": 0.0 for n in range(10_001)})),
+    PublishFacts(card=ModelCard(params={"p": "x" * (5 << 20)})),
+    PublishFacts(card=ModelCard(signature={"x": float("nan")})),
+    PublishFacts(files={"model.bin": "not a digest"}),
+    PublishFacts(files={f"{n}": "0" * 64 for n in range(10_001)}),
 ]
 
 
 @pytest.mark.parametrize("facts", TOO_MUCH, ids=range(len(TOO_MUCH)))
-def test_more_is_said_than_a_record_holds(town: Town, name: str, facts: Facts) -> None:
+def test_more_is_said_than_a_record_holds(town: Town, name: str, facts: PublishFacts) -> None:
     amal = town.as_("amal")
     assert isinstance(refusal(lambda: publish(amal, name, facts=facts)), Invalid)
 
@@ -233,7 +233,7 @@ def test_models_are_signed_as_themselves(town: Town, project: str) -> None:
     version = model(amal, "weights", f"model:{project}/m")
     opened = amal.catalog.open(version)
     digest = hashlib.sha256(safetensors("weights")).hexdigest()
-    verify(opened.signature, opened.key, {"model.safetensors": digest}, str(version))
+    verify_signature(opened.signature, opened.key, {"model.safetensors": digest}, str(version))
     assert amal.catalog.show(version).signed
     assert not amal.catalog.show(publish(amal, f"model:{project}/m", "no files")).signed
 
@@ -315,7 +315,7 @@ def test_versions_of_a_name_come_newest_first_as_numbers_go(
     town: Town, name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`most`: so many are sorted at once, and more are walked through one by one."""
-    monkeypatch.setattr(shelf, "_MOST_SORTED", most)
+    monkeypatch.setattr(service_base, "_MAX_SORTED_VERSIONS", most)
     amal, seen, after = town.as_("amal"), [], ""
     made = [publish(amal, name, f"text {number}") for number in range(12)]
     amal.catalog.tag(made[1], "champion")  # what is written anew is not newer for it

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from falaj.cli.login import Login
-from falaj.platform import House, load_settings
+from falaj.cli.login import SavedLogin
+from falaj.server import Server, load_settings
 from tests.api.small import serving
 from tests.cli.conftest import Run
 from tests.servers.oidc import OidcServer
@@ -27,7 +27,7 @@ def test_a_person_signs_in_and_is_known(
         "oidc.tenant": "house",
         "oidc.roles": {group: "auditor" for groups in oidc_provider.groups.values() for group in groups},
     }
-    house = House(load_settings(str(tmp_path / "home"), overrides))
+    house = Server(load_settings(str(tmp_path / "home"), overrides))
     env = {**environment, "BROWSER": "true"}
     with serving(house) as server:
         command = [sys.executable, "-m", "falaj", "login", server.url]
@@ -47,5 +47,5 @@ def test_a_person_signs_in_and_is_known(
 
 
 def test_a_token_that_lasts_is_not_renewed() -> None:
-    assert Login("https://x", token="kept", refresh="r", expires=9e9).fresh_token() == "kept"
-    assert Login("https://x", token="kept").fresh_token() == "kept"
+    assert SavedLogin("https://x", token="kept", refresh="r", expires=9e9).fresh_token() == "kept"
+    assert SavedLogin("https://x", token="kept").fresh_token() == "kept"

@@ -16,11 +16,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from falaj.cli.tables import cell, plain, put
+from falaj.cli.output import format_cell, print_result, to_plain
 from falaj.core.errors import NotFound
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.core.replica import Replica
+from falaj.core.replica_info import ReplicaInfo
 from tests.cli.conftest import Run
 from tests.servers.process import free_ports
 from tests.servers.redis import RedisServer
@@ -140,7 +140,7 @@ def test_an_upgrade_is_looked_at_before_it_is_made(falaj: Run, tmp_path: Path) -
     with closing(sqlite3.connect(f"{home}/ledger.db")) as raw, raw:
         raw.execute("INSERT INTO meta (name, value) VALUES ('oldest', 98)")
     assert "use a newer version" in falaj("upgrade", "check", "--at", home).stdout
-    owner = Replica("a", "7.1.0", 99, "api", 1.0, "https://a").encode()
+    owner = ReplicaInfo("a", "7.1.0", 99, "api", 1.0, "https://a").encode()
     with closing(sqlite3.connect(f"{home}/ledger.db")) as raw, raw:
         raw.execute("INSERT INTO leases VALUES ('replica:1', ?, 1, 9e9)", (owner,))
     assert "may not stand beside 7.1.0" in falaj("upgrade", "check", "--at", home).stdout
@@ -394,12 +394,12 @@ def test_bash_completes_desks_verbs_and_flags(falaj: Run, folder: Path) -> None:
 def test_values_are_written_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     label = Label(frozenset({"AE-PDPL"}), 2, purposes=frozenset({"fraud"}))
     assert Label.parse(label.words) == label
-    assert cell("at", 1_700_000_000.0) == "2023-11-14 22:13:20Z"
-    assert cell("", (Ref.parse("a:b/c"), None, True)) == "a:b/c, , yes"
-    assert plain({"x": frozenset({"b", "a"}), "y": (Ref.parse("a:b/c"),)}) == {"x": ["a", "b"], "y": ["a:b/c"]}
-    put(None)
-    put("text\twith a tab")
-    put({"key": "a\nb"})
+    assert format_cell("at", 1_700_000_000.0) == "2023-11-14 22:13:20Z"
+    assert format_cell("", (Ref.parse("a:b/c"), None, True)) == "a:b/c, , yes"
+    assert to_plain({"x": frozenset({"b", "a"}), "y": (Ref.parse("a:b/c"),)}) == {"x": ["a", "b"], "y": ["a:b/c"]}
+    print_result(None)
+    print_result("text\twith a tab")
+    print_result({"key": "a\nb"})
     assert capsys.readouterr().out == "done\ntext\twith a tab\nkey\ta b\n"
 
 

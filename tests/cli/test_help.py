@@ -8,9 +8,9 @@ from importlib import import_module
 
 import pytest
 
-from falaj.cli import COMMANDS, main, split
-from falaj.cli.verbs import typed, words_of
-from falaj.desks import DESKS
+from falaj.cli import COMMANDS, main, split_command
+from falaj.cli.operation_commands import list_operations_and_commands, to_typed_name
+from falaj.services import SERVICES
 from tests.cli.conftest import Run
 
 
@@ -18,7 +18,7 @@ def test_help_lists_every_desk_and_command(falaj: Run) -> None:
     for arguments in ([], ["--help"], ["-h"], ["help"]):
         got = falaj(*arguments)
         assert got.returncode == 0
-        assert [name for name in (*DESKS, *COMMANDS) if f"  {name} " not in got.stdout] == []
+        assert [name for name in (*SERVICES, *COMMANDS) if f"  {name} " not in got.stdout] == []
 
 
 def loaded_by(*arguments: str) -> set[str]:
@@ -29,30 +29,30 @@ def loaded_by(*arguments: str) -> set[str]:
 
 def test_top_help_loads_no_third_party_and_no_room() -> None:
     loaded = loaded_by("--help")
-    assert {name for name in loaded if name.startswith("falaj")} == {"falaj", "falaj.cli", "falaj.desks"}
+    assert {name for name in loaded if name.startswith("falaj")} == {"falaj", "falaj.cli", "falaj.services"}
     assert not loaded & {"argparse", "json", "asyncio", "dataclasses", "rich", "httpx", "msgspec"}
 
 
 def test_the_version_is_said_without_knowing_any_desk() -> None:
-    assert not loaded_by("--version") & {"falaj.desks", "typing", "re", "enum"}
+    assert not loaded_by("--version") & {"falaj.services", "typing", "re", "enum"}
 
 
 def test_a_desks_help_imports_no_other_desk_and_no_server() -> None:
     loaded = loaded_by("zones", "--help")
-    assert not loaded & {"uvicorn", "starlette", "httpx", "rich", "falaj.platform", "falaj.audit.service", "asyncio"}
+    assert not loaded & {"uvicorn", "starlette", "httpx", "rich", "falaj.server", "falaj.audit.service", "asyncio"}
 
 
-@pytest.mark.parametrize("desk", list(DESKS))
+@pytest.mark.parametrize("desk", list(SERVICES))
 def test_every_verb_has_help_with_an_example(desk: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([desk, "--help"]) == 0
     listed = capsys.readouterr().out
-    for verb in words_of(desk):
-        assert f"  {typed(verb)}" in listed
+    for verb in list_operations_and_commands(desk):
+        assert f"  {to_typed_name(verb)}" in listed
         with pytest.raises(SystemExit) as ended:
-            main([desk, typed(verb), "--help"])
+            main([desk, to_typed_name(verb), "--help"])
         assert ended.value.code == 0
         shown = capsys.readouterr().out
-        assert shown.startswith(f"usage: falaj {desk} {typed(verb)}")
+        assert shown.startswith(f"usage: falaj {desk} {to_typed_name(verb)}")
         assert verb.summary[:40] in shown.replace("\n", " ")
 
 
@@ -60,26 +60,28 @@ def test_every_example_of_every_verb_can_be_typed() -> None:
     """The examples in docstrings are parsed by the parser that users meet."""
     import shlex
 
-    from falaj.cli.frame import Frame
-    from falaj.cli.parsing import read
-    from falaj.cli.verbs import example, given, parser_of
-    from falaj.core.bind import options
+    from falaj.cli.argument_parsing import parse_arguments
+    from falaj.cli.cli_context import CliContext
+    from falaj.cli.operation_commands import collect_arguments, create_operation_parser, list_example_lines
+    from falaj.core.argument_binding import union_members
     from falaj.core.errors import FalajError, Invalid
     from falaj.core.ref import Ref
 
     wrong = []
-    for name in DESKS:
-        for verb in words_of(name):
-            text = "\n".join(example(verb)).replace("\\\n", " ")
+    for name in SERVICES:
+        for verb in list_operations_and_commands(name):
+            text = "\n".join(list_example_lines(verb)).replace("\\\n", " ")
             for line in re.split(r"\n(?=falaj )", text):
                 words = shlex.split(re.split(r" (?:\||>|&&) ", line)[0], comments=True)
-                if words[:3] != ["falaj", name, typed(verb)]:
+                if words[:3] != ["falaj", name, to_typed_name(verb)]:
                     continue
                 try:
-                    _, found = read(Frame(name), parser_of(name, verb), words[3:], plain=False)
-                    taken = given(name, verb, found)
+                    _, found = parse_arguments(
+                        CliContext(name), create_operation_parser(name, verb), words[3:], is_plain=False
+                    )
+                    taken = collect_arguments(name, verb, found)
                     for param in verb.params:
-                        if Ref in options(param.type) and param.name in taken:
+                        if Ref in union_members(param.type) and param.name in taken:
                             Ref.parse(taken[param.name].rstrip("…"))  # an id may be cut short
                 except Invalid as error:
                     if "cannot be read" not in error.message:
@@ -143,9 +145,9 @@ def test_version_and_module(falaj: Run) -> None:
 
 
 def test_flags_before_the_command_are_told_from_it() -> None:
-    assert split(["--at", "zones", "--json", "people", "list", "--at", "x"]) == (
+    assert split_command(["--at", "zones", "--json", "people", "list", "--at", "x"]) == (
         ["--at", "zones", "--json"],
         "people",
         ["list", "--at", "x"],
     )
-    assert split(["--json"]) == (["--json"], "", [])
+    assert split_command(["--json"]) == (["--json"], "", [])

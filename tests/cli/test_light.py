@@ -30,7 +30,7 @@ start_light()
 assert main(["--at", "http://127.0.0.1:9", "catalog", "list"]) == 8
 loaded = {name.partition(".")[0] for name, each in sys.modules.items() if getattr(each, "__spec__", None)}
 assert "httpx" in loaded and not loaded & {"uvicorn", "rich", "pygments", "click", "cedarpy"}, loaded
-assert "falaj.platform" not in sys.modules
+assert "falaj.server" not in sys.modules
 """
 
 

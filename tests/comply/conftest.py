@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from falaj.comply.records import Evidence
+from falaj.comply.records import EvidenceReport
 from tests.catalog.shelfhouse import model, pass_time
 from tests.town import Town
 
@@ -24,6 +24,8 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 
 @pytest.fixture(scope="module")
-def packed(town: Town, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    made: Evidence = town.as_("omar").audit.evidence("AE-PDPL", out=str(tmp_path_factory.mktemp("packs") / "pack.zip"))
+def packed(town: Town, tmp_path_factory: pytest.TempPathFactory) -> EvidenceReport:
+    made: EvidenceReport = town.as_("omar").audit.evidence(
+        "AE-PDPL", out=str(tmp_path_factory.mktemp("packs") / "pack.zip")
+    )
     return made

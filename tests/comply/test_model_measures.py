@@ -6,7 +6,7 @@ import pytest
 
 from falaj.comply.period_facts import MICROSECONDS
 from falaj.comply.records import NOT_APPLICABLE
-from tests.comply.test_operation import SINCE, UNTIL, at, operate, operation_status, promotion
+from tests.comply.test_operation import SINCE, UNTIL, at, compute_operation_status, operate, promotion
 
 FIRST, SECOND, LATEST = (f"model:fraud/scorer@v{number}" for number in (1, 2, 3))
 
@@ -40,7 +40,7 @@ def test_a_replaced_version_is_still_a_sample(measure: str, field: str, value: o
     cards = [CARDS[0], card(SECOND, **{field: value}), CARDS[2]]
     operation = operate(measure, deployments=DEPLOYMENTS, cards=cards)
     assert (operation.samples, operation.exceptions) == (3, (f"{SECOND} (2026-03-01T00:00Z)",))
-    assert operation_status(operate(measure, deployments=[], cards=cards)) == NOT_APPLICABLE
+    assert compute_operation_status(operate(measure, deployments=[], cards=cards)) == NOT_APPLICABLE
 
 
 def test_a_deleted_version_shows_nothing() -> None:

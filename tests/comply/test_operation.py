@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
+from falaj.comply.control_operation import (
+    compute_control_status,
+    compute_operation_status,
+    describe_operation,
+    find_gaps,
+    split_period,
+)
 from falaj.comply.measures import measure_operation
-from falaj.comply.operation import control_status, describe_operation, find_gaps, operation_status, split_period
 from falaj.comply.period_facts import MICROSECONDS, AttachedDocument, PeriodFacts
 from falaj.comply.records import (
     ATTESTED,
@@ -16,7 +22,7 @@ from falaj.comply.records import (
     NOT_SHOWN,
     OPERATING,
     PERIOD,
-    Operation,
+    MeasureOperation,
 )
 
 DAY_S = 86_400.0
@@ -29,15 +35,18 @@ def at(text: str) -> float:
 SINCE, UNTIL = at("2026-01-01"), at("2027-01-10")
 
 
-def operate(name: str, since: float = SINCE, until: float = UNTIL, **files: Any) -> Operation:
+def operate(name: str, since: float = SINCE, until: float = UNTIL, **files: Any) -> MeasureOperation:
     rows = {f"{file}.jsonl": rows for file, rows in files.items()}
     return measure_operation(name, PeriodFacts("AE-PDPL", rows, since, until))
 
 
-GOOD, BAD = Operation("a", PERIOD, 4), Operation("b", PERIOD, 4, ("x",))
-GAP, UNREAD = Operation("c", PERIOD, 4, (), ("2026-01-01/2026-02-01",)), Operation("d", PERIOD, unknown="denied")
-NONE, MUST = Operation("e", PERIOD), Operation("f", PERIOD, none_means=NOT_SHOWN)
-PAPER = Operation("g", DOCUMENT, 1)
+GOOD, BAD = MeasureOperation("a", PERIOD, 4), MeasureOperation("b", PERIOD, 4, ("x",))
+GAP, UNREAD = (
+    MeasureOperation("c", PERIOD, 4, (), ("2026-01-01/2026-02-01",)),
+    MeasureOperation("d", PERIOD, unknown="denied"),
+)
+NONE, MUST = MeasureOperation("e", PERIOD), MeasureOperation("f", PERIOD, none_means=NOT_SHOWN)
+PAPER = MeasureOperation("g", DOCUMENT, 1)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +58,8 @@ PAPER = Operation("g", DOCUMENT, 1)
         ((GOOD, PAPER), OPERATING), ((NONE, PAPER), ATTESTED),
     ],
 )  # fmt: skip
-def test_the_weakest_measure_decides(operations: tuple[Operation, ...], status: str) -> None:
-    assert control_status(operations) == status
+def test_the_weakest_measure_decides(operations: tuple[MeasureOperation, ...], status: str) -> None:
+    assert compute_control_status(operations) == status
 
 
 def test_a_measure_in_words_lists_what_failed() -> None:
@@ -59,7 +68,7 @@ def test_a_measure_in_words_lists_what_failed() -> None:
     assert describe_operation(NONE) == "e: none in this period"
     assert describe_operation(MUST) == "f: none, must be more"
     assert describe_operation(UNREAD) == "d: not known (denied)"
-    assert "(+5)" in describe_operation(Operation("h", PERIOD, 30, tuple(f"x{n}" for n in range(25))))
+    assert "(+5)" in describe_operation(MeasureOperation("h", PERIOD, 30, tuple(f"x{n}" for n in range(25))))
 
 
 def test_periods_are_split_into_whole_intervals_only() -> None:
@@ -90,9 +99,9 @@ def test_access_reviews_are_due_in_each_quarter_for_each_account() -> None:
     once = operate("access-reviews", people=people[:1], accounts=each[:1])
     assert (once.samples, len(once.exceptions)) == (4, 3)
     young = operate("access-reviews", people=[people[0] | {"since": UNTIL - 1}], accounts=each)
-    assert (young.samples, operation_status(young)) == (0, NOT_SHOWN)
+    assert (young.samples, compute_operation_status(young)) == (0, NOT_SHOWN)
     short = operate("access-reviews", until=SINCE + 30 * DAY_S, people=people, accounts=each)
-    assert operation_status(short) == NOT_SHOWN
+    assert compute_operation_status(short) == NOT_SHOWN
 
 
 def promotion(asker: str, people: str, stage: str = "production", state: str = "done") -> dict[str, Any]:
@@ -109,7 +118,8 @@ def test_every_production_promotion_needs_another_person() -> None:
     assert operation.samples == 3
     assert operation.exceptions == ("model:fraud/by-badr@v1 (badr)", "model:fraud/by-dana@v1 (dana)")
     assert (
-        operation_status(operate("production-promotions-approved-by-another-person", promotions=[])) == NOT_APPLICABLE
+        compute_operation_status(operate("production-promotions-approved-by-another-person", promotions=[]))
+        == NOT_APPLICABLE
     )
 
 
@@ -170,9 +180,9 @@ def test_a_silent_log_is_a_gap() -> None:
     sealed = tuple(SINCE + hour * 3600 for hour in range(0, 240, 12) if hour not in range(100, 150))
     facts = PeriodFacts("AE-PDPL", {}, SINCE, SINCE + 230 * 3600, checkpoints=sealed)
     operation = measure_operation("log-checkpoints", facts)
-    assert (len(operation.gaps), operation_status(operation)) == (1, EXCEPTIONS)
+    assert (len(operation.gaps), compute_operation_status(operation)) == (1, EXCEPTIONS)
     empty = measure_operation("log-checkpoints", PeriodFacts("AE-PDPL", {}, SINCE, UNTIL))
-    assert operation_status(empty) == NOT_SHOWN
+    assert compute_operation_status(empty) == NOT_SHOWN
 
 
 def test_drills_and_backups_run_on_schedule() -> None:
@@ -183,11 +193,11 @@ def test_drills_and_backups_run_on_schedule() -> None:
     operation = operate("restore-drills", drills=rows)
     assert operation.exceptions == ("failed backup:z/2026-05-01",)
     assert operation.gaps == ("2026-04-03T00:00Z/2026-07-04T00:00Z",)
-    assert operation_status(operate("restore-drills", drills=[])) == NOT_SHOWN
+    assert compute_operation_status(operate("restore-drills", drills=[])) == NOT_SHOWN
     for kind, status in (("drill", ATTESTED), ("", NOT_SHOWN)):
         report = AttachedDocument(kind, "enclosed-drill-report.pdf", "sha256:9f", at("2026-05-01"))
         paper = PeriodFacts("AE-PDPL", {"drills.jsonl": []}, SINCE, UNTIL, documents=(report,))
-        assert operation_status(measure_operation("restore-drills", paper)) == status
+        assert compute_operation_status(measure_operation("restore-drills", paper)) == status
     made = [{"at": (SINCE + day * DAY_S) * MICROSECONDS} for day in range(10) if day not in (4, 5, 6)]
     backups = operate("backups", until=SINCE + 9 * DAY_S, backups=made)
     assert backups.gaps == ("2026-01-04T00:00Z/2026-01-08T00:00Z",)
@@ -195,8 +205,8 @@ def test_drills_and_backups_run_on_schedule() -> None:
 
 def test_an_empty_row_shows_nothing() -> None:
     record = PeriodFacts("AE-PDPL", {"ropa.json": [{"things": [], "purposes": []}]}, SINCE, UNTIL)
-    assert operation_status(measure_operation("record-of-processing", record)) == NOT_SHOWN
-    assert operation_status(operate("queues", queues=[{}])) == NOT_SHOWN
+    assert compute_operation_status(measure_operation("record-of-processing", record)) == NOT_SHOWN
+    assert compute_operation_status(operate("queues", queues=[{}])) == NOT_SHOWN
     queues = [{"name": "root/bank", "guarantee": {"gpu": "2"}}, {"name": "root/rest", "guarantee": {}, "limit": {}}]
     assert operate("queues", queues=queues).exceptions == ("root/rest",)
 
@@ -215,15 +225,15 @@ def test_the_record_of_processing_names_what_it_lacks() -> None:
 
 
 def test_the_log_reaches_back_by_its_own_first_event() -> None:
-    def reach(since: float, log_since: float) -> Operation:
+    def reach(since: float, log_since: float) -> MeasureOperation:
         facts = PeriodFacts("EU-AI-ACT", {}, since, UNTIL, log_since=log_since)
         return measure_operation("log-kept-six-months", facts)
 
-    assert operation_status(reach(SINCE, SINCE)) == OPERATING
+    assert compute_operation_status(reach(SINCE, SINCE)) == OPERATING
     late = reach(SINCE, at("2026-10-01"))
-    assert (operation_status(late), late.unknown) == (NOT_SHOWN, "the log begins 2026-10-01T00:00Z")
+    assert (compute_operation_status(late), late.unknown) == (NOT_SHOWN, "the log begins 2026-10-01T00:00Z")
     assert reach(at("2026-10-01"), SINCE).unknown == "the period is shorter than 183 days"
-    assert operation_status(reach(SINCE, 0.0)) == NOT_SHOWN
+    assert compute_operation_status(reach(SINCE, 0.0)) == NOT_SHOWN
 
 
 def consent(ref: str, purpose: str = "care", withdrawn: str = "", **more: Any) -> dict[str, Any]:
@@ -244,7 +254,7 @@ def test_every_consent_is_a_sample() -> None:
     assert operation.exceptions == ("ads: no consent in force", "bare: no document", "mute: no language")
     assert operation.samples == 5, "good, bare, mute, gone, and the purpose that is left without one"
     lone = operate("consents-proved-and-in-force", purposes=purposes[1:2], labels=labels, consents=rows[-1:])
-    assert operation_status(lone) == EXCEPTIONS
+    assert compute_operation_status(lone) == EXCEPTIONS
 
 
 def label(ref: str, regime: str, *purposes: str, made: str = "2026-02-01", **more: Any) -> dict[str, Any]:
@@ -304,7 +314,7 @@ def test_a_key_that_was_too_old_before_its_rotation_is_an_exception() -> None:
 def test_what_cannot_be_read_is_unknown_with_the_reason() -> None:
     facts = PeriodFacts("AE-PDPL", {"keys.jsonl": None}, SINCE, UNTIL, {"keys.jsonl": "denied"})
     operation = measure_operation("keys-within-their-age", facts)
-    assert (operation.unknown, operation_status(operation)) == ("denied", NOT_SHOWN)
+    assert (operation.unknown, compute_operation_status(operation)) == ("denied", NOT_SHOWN)
 
 
 CONTRACT = "sha256:" + "1a" * 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from falaj.comply.records import ATTESTED, NOT_SHOWN, Evidence, Operation
+from falaj.comply.records import ATTESTED, NOT_SHOWN, EvidenceReport, MeasureOperation
 from falaj.core.errors import Invalid
 from tests.audit.packs import check
 from tests.catalog.shelfhouse import model, pass_time
@@ -35,7 +35,9 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     opened.close()
 
 
-def pack(town: Town, folder: Path, regime: str = "EU-AI-ACT", **more: Any) -> tuple[Evidence, dict[str, Operation]]:
+def pack(
+    town: Town, folder: Path, regime: str = "EU-AI-ACT", **more: Any
+) -> tuple[EvidenceReport, dict[str, MeasureOperation]]:
     made = town.as_("omar").audit.evidence(regime, out=str(folder / "pack.zip"), **more)
     return made, {operation.measure: operation for control in made.controls for operation in control.operations}
 

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from falaj.comply.mapping import control_map, control_maps, judge_controls
-from falaj.comply.measures import MEASURES
+from falaj.comply.control_maps import find_control_map, judge_controls, load_control_maps
+from falaj.comply.measures import MEASURES_BY_NAME
 from falaj.comply.period_facts import PeriodFacts
-from falaj.comply.records import ControlMap, Judged
-from falaj.comply.summary import FILE, markdown, said, words_of
+from falaj.comply.records import ControlJudgement, ControlMap
+from falaj.comply.summary import WORDS_FILE, format_markdown, load_words, translate_reason
 from falaj.comply.summary_document import SummaryFacts, build_summary_document
 from falaj.core.documents import (
     BulletList,
-    Cell,
+    IssuingOrganisation,
     KeyValues,
-    Organisation,
     Paragraph,
     Table,
+    TableCell,
     render_document,
     render_documents,
 )
@@ -31,12 +31,12 @@ LATIN = re.compile(r"[A-Za-z]{2,}")
 
 
 def test_both_languages_have_the_same_words() -> None:
-    assert set(words_of("ar")) == set(words_of("en"))
+    assert set(load_words("ar")) == set(load_words("en"))
 
 
 def test_every_measure_has_an_arabic_name() -> None:
-    phrases = tomllib.loads(FILE.read_text(encoding="utf-8"))["phrases"]
-    assert sorted({name.replace("-", " ") for name in MEASURES} - set(phrases)) == []
+    phrases = tomllib.loads(WORDS_FILE.read_text(encoding="utf-8"))["phrases"]
+    assert sorted({name.replace("-", " ") for name in MEASURES_BY_NAME} - set(phrases)) == []
 
 
 @pytest.mark.parametrize(
@@ -56,27 +56,27 @@ def test_every_measure_has_an_arabic_name() -> None:
     ],
 )
 def test_reasons_are_said_in_arabic(reason: str) -> None:
-    assert said(reason, "en") == reason
-    assert not LATIN.search(said(reason, "ar")), said(reason, "ar")
+    assert translate_reason(reason, "en") == reason
+    assert not LATIN.search(translate_reason(reason, "ar")), translate_reason(reason, "ar")
 
 
 def test_what_is_hostile_stays_text() -> None:
-    asked = control_map("AE-PDPL")
+    asked = find_control_map("AE-PDPL")
     controls = judge_nothing(asked, {"labels.jsonl": "<script>alert(1)</script>"})
     facts = SummaryFacts(asked, None, controls, 0.0, NOVEMBER, "falaj/<b>/bank/home", {"x": "<img src=x>"}, ())
     for language in ("ar", "en"):
-        shown = render_document(build_summary_document(facts, Organisation(name="<i>"), language))
+        shown = render_document(build_summary_document(facts, IssuingOrganisation(name="<i>"), language))
         for tag in ("<script>", "<img", "<b>/bank", "<i>"):
             assert tag not in shown
-    told = markdown("ar", asked, {"period": "2026", "log": "x"}, controls, [])
+    told = format_markdown("ar", asked, {"period": "2026", "log": "x"}, controls, [])
     assert all(f"{one.id} " in told for one in controls)
 
 
-@pytest.mark.parametrize("regime", sorted(control_maps()))
+@pytest.mark.parametrize("regime", sorted(load_control_maps()))
 def test_the_printed_summary_is_arabic_in_its_arabic_part(regime: str) -> None:
-    asked = control_map(regime)
+    asked = find_control_map(regime)
     facts = SummaryFacts(asked, None, judge_nothing(asked), 0.0, NOVEMBER, "falaj/test/bank/home", {}, ())
-    organisation = Organisation(name="Gulf Example Bank", name_ar="بنك الخليج المثالي")
+    organisation = IssuingOrganisation(name="Gulf Example Bank", name_ar="بنك الخليج المثالي")
     document = build_summary_document(facts, organisation, "ar")
     shown = render_document(document)
     assert '<article id="d0" lang="ar" dir="rtl">' in shown
@@ -98,9 +98,9 @@ def test_the_printed_summary_is_arabic_in_its_arabic_part(regime: str) -> None:
 
 
 def test_the_summary_prints_with_organisation_period_and_page_numbers(tmp_path: Path) -> None:
-    asked = control_map("AE-PDPL")
+    asked = find_control_map("AE-PDPL")
     facts = SummaryFacts(asked, None, judge_nothing(asked), JANUARY, NOVEMBER, "falaj/test/bank/home", {}, ())
-    organisation = Organisation(name="Gulf Example Bank", name_ar="بنك الخليج المثالي")
+    organisation = IssuingOrganisation(name="Gulf Example Bank", name_ar="بنك الخليج المثالي")
     both = [build_summary_document(facts, organisation, language) for language in ("ar", "en")]
     (tmp_path / "summary.html").write_text(render_documents(both), encoding="utf-8")
     pages = read_pages(print_pdf(tmp_path / "summary.html", tmp_path / "summary.pdf"))
@@ -112,12 +112,12 @@ def test_the_summary_prints_with_organisation_period_and_page_numbers(tmp_path: 
 
 
 def test_the_summary_says_why_the_regime_does_not_apply_and_who_reviewed_the_map() -> None:
-    asked, regime = control_map("AE-PDPL"), load_regimes()["AE-PDPL"]
+    asked, regime = find_control_map("AE-PDPL"), load_regimes()["AE-PDPL"]
     exemption = next(each for each in regime.exemptions if each.id == "banking-credit")
     facts = SummaryFacts(
         asked, regime, judge_nothing(asked), 0.0, NOVEMBER, "falaj/test/bank/home", {}, (), {exemption.because: 3}
     )
-    english, arabic = (build_summary_document(facts, Organisation(), language) for language in ("en", "ar"))
+    english, arabic = (build_summary_document(facts, IssuingOrganisation(), language) for language in ("en", "ar"))
     for document, reason in ((english, exemption.because), (arabic, exemption.because_ar)):
         rows = [block.rows for section in document.sections for block in section.blocks if isinstance(block, Table)]
         assert ((reason, "3"),) in rows
@@ -126,10 +126,10 @@ def test_the_summary_says_why_the_regime_does_not_apply_and_who_reviewed_the_map
 
 
 def test_controls_without_a_duty_stand_in_one_paragraph_and_not_in_the_table() -> None:
-    asked = control_map("AE-CBUAE")
+    asked = find_control_map("AE-CBUAE")
     controls = judge_nothing(asked)
     facts = SummaryFacts(asked, None, controls, 0.0, NOVEMBER, "falaj/test/bank/home", {}, ())
-    document = build_summary_document(facts, Organisation(), "en")
+    document = build_summary_document(facts, IssuingOrganisation(), "en")
     named = {clause.control for clause in asked.controls}
     (table,) = [
         block for section in document.sections for block in section.blocks
@@ -146,7 +146,7 @@ def test_controls_without_a_duty_stand_in_one_paragraph_and_not_in_the_table() -
 def texts_of(block: object) -> list[str]:
     """Every text of a block of a document."""
     if isinstance(block, Table):
-        return [cell.text if isinstance(cell, Cell) else cell for row in block.rows for cell in row]
+        return [cell.text if isinstance(cell, TableCell) else cell for row in block.rows for cell in row]
     if isinstance(block, KeyValues):
         return [text for pair in block.pairs for text in pair]
     if isinstance(block, BulletList):
@@ -154,6 +154,6 @@ def texts_of(block: object) -> list[str]:
     return [block.text] if isinstance(block, Paragraph) else []
 
 
-def judge_nothing(asked: ControlMap, missing: dict[str, str] | None = None) -> tuple[Judged, ...]:
+def judge_nothing(asked: ControlMap, missing: dict[str, str] | None = None) -> tuple[ControlJudgement, ...]:
     """The controls of a map where no file of a pack could be read."""
     return judge_controls(asked, PeriodFacts(asked.id, {}, 0.0, 1.0, missing or {}))

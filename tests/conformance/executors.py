@@ -19,9 +19,9 @@ import pytest
 from falaj.backends.process import ProcessExecutor
 from falaj.backends.ray import RayExecutor
 from falaj.backends.slurm import SlurmExecutor
-from falaj.core.execute import OVER, Attempt, Executor, Slot, Status
-from falaj.worker.bundle import launcher
-from falaj.worker.context import document
+from falaj.core.executor import FINISHED_PHASES, Attempt, AttemptStatus, Executor, Slot
+from falaj.worker.attempt_context import build_document
+from falaj.worker.launcher_archive import get_launcher_archive
 from tests.servers.kube_cluster import KubeCluster
 from tests.servers.process import Missing, wait_until
 from tests.servers.ray import RayServer
@@ -55,17 +55,19 @@ class Lab:
         places = [Slot(at, self.nodes[at], amounts=self.amounts, processes=processes) for at in range(slots)]
         facts = {key: more.pop(key) for key in ("stage", "after", "telemetry_s", "inputs") if key in more}
         bare = Attempt(name, "job:lab/test", "lab", "lab", tuple(places), command, **more)
-        known = replace(bare, folder=self.folder(name), options=self.options | bare.options, launcher=launcher())
-        return replace(known, context=document(known, **({"telemetry_s": 0} | facts)))
+        known = replace(
+            bare, folder=self.folder(name), options=self.options | bare.options, launcher=get_launcher_archive()
+        )
+        return replace(known, context=build_document(known, **({"telemetry_s": 0} | facts)))
 
-    def status(self, handle: str) -> Status:
+    def status(self, handle: str) -> AttemptStatus:
         (status,) = self.executor.poll([handle])
         return status
 
-    def until(self, handle: str, *phases: str) -> Status:
+    def until(self, handle: str, *phases: str) -> AttemptStatus:
         """Its status once its phase is one of these (over, when none is named)."""
-        wanted = phases or tuple(OVER)
-        seen: list[Status] = []
+        wanted = phases or tuple(FINISHED_PHASES)
+        seen: list[AttemptStatus] = []
 
         def there() -> bool:
             seen[:] = [self.status(handle)]

@@ -12,46 +12,46 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.backends.dir import DirBlobs
-from falaj.backends.objects import ObjectBlobs
-from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound, Unavailable
-from falaj.core.ports import Blobs
-from falaj.store.cache import CachedBlobs
+from falaj.backends.cloud_objects import CloudObjectStore
+from falaj.backends.folder_objects import FolderObjectStore
+from falaj.core.errors import CorruptData, FalajError, Invalid, NotFound, Unavailable
+from falaj.core.ports import ObjectStore
+from falaj.store.blob_cache import CachedObjectStore
 
 STORES = ("dir", "memory", "s3", "cached-dir", "cached-s3")
 MIB = 1 << 20
 
 
 @pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blobs]:
-    made: Blobs
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+    made: ObjectStore
     kind = request.param.removeprefix("cached-")
     if kind == "dir":
-        made = DirBlobs(f"dir:{tmp_path}/blobs", {})
+        made = FolderObjectStore(f"dir:{tmp_path}/blobs", {})
     elif kind == "memory":
-        made = ObjectBlobs("memory:", {})
+        made = CloudObjectStore("memory:", {})
     else:
         bucket = request.getfixturevalue("s3_url")
-        made = ObjectBlobs(f"{bucket.url}/some/prefix", bucket.options)
+        made = CloudObjectStore(f"{bucket.url}/some/prefix", bucket.options)
     if kind != request.param:
-        made = CachedBlobs(made, tmp_path / "cache", 64 * MIB)
+        made = CachedObjectStore(made, tmp_path / "cache", 64 * MIB)
     yield made
     made.close()
 
 
-def got(store: Blobs, key: str, *span: Any) -> bytes:
+def got(store: ObjectStore, key: str, *span: Any) -> bytes:
     return b"".join(store.open(key, *span))
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, 8 * MIB, 8 * MIB + 1, 20 * MIB])
-def test_what_is_put_is_opened(store: Blobs, size: int) -> None:
+def test_what_is_put_is_opened(store: ObjectStore, size: int) -> None:
     data = os.urandom(size)
     assert store.put("a", (data[i : i + MIB] for i in range(0, size, MIB))) == size
     assert got(store, "a") == data
     assert store.stat(["a", "b"])["a"].size == size
 
 
-def test_ranges(store: Blobs) -> None:
+def test_ranges(store: ObjectStore) -> None:
     data = os.urandom(5 * MIB + 3)
     store.put("a", [data])
     for start, stop in ((0, 1), (0, None), (5, 5), (7, 4 * MIB + 9), (5 * MIB, None), (5 * MIB, 99 * MIB)):
@@ -60,14 +60,14 @@ def test_ranges(store: Blobs) -> None:
     assert got(store, "a", len(data) + 10, len(data) + 20) == b""
 
 
-def test_the_same_key_again_is_the_same_bytes(store: Blobs) -> None:
+def test_the_same_key_again_is_the_same_bytes(store: ObjectStore) -> None:
     for _ in range(2):
         assert store.put("a", [b"same"]) == 4
     assert got(store, "a") == b"same"
     assert [s.key for s in store.list()] == ["a"]
 
 
-def test_what_is_not_there(store: Blobs) -> None:
+def test_what_is_not_there(store: ObjectStore) -> None:
     with pytest.raises(NotFound):
         got(store, "none")
     with pytest.raises(NotFound):
@@ -77,7 +77,7 @@ def test_what_is_not_there(store: Blobs) -> None:
     store.delete("none")
 
 
-def test_delete(store: Blobs) -> None:
+def test_delete(store: ObjectStore) -> None:
     store.put("a", [b"x"])
     store.delete("a")
     store.delete("a")
@@ -86,7 +86,7 @@ def test_delete(store: Blobs) -> None:
         got(store, "a")
 
 
-def test_list_by_prefix(store: Blobs) -> None:
+def test_list_by_prefix(store: ObjectStore) -> None:
     keys = {"a", "ab", "b/00000", "b/00001", "b-c", "bb/0"}
     for key in keys:
         store.put(key, [key.encode()])
@@ -98,7 +98,7 @@ def test_list_by_prefix(store: Blobs) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 5, 9 * MIB, 17 * MIB])
-def test_a_put_that_fails_leaves_nothing_and_says_why(store: Blobs, after: int) -> None:
+def test_a_put_that_fails_leaves_nothing_and_says_why(store: ObjectStore, after: int) -> None:
     def failing() -> Iterator[bytes]:
         for _ in range(0, after, MIB):
             yield bytes(min(MIB, after))
@@ -112,7 +112,7 @@ def test_a_put_that_fails_leaves_nothing_and_says_why(store: Blobs, after: int) 
     assert got(store, "a") == b"later"
 
 
-def test_a_put_that_fails_leaves_what_was_there(store: Blobs) -> None:
+def test_a_put_that_fails_leaves_what_was_there(store: ObjectStore) -> None:
     def failing() -> Iterator[bytes]:
         yield bytes(9 * MIB)
         raise Unavailable("the client went away")
@@ -131,7 +131,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("key", HOSTILE)
-def test_no_key_but_ours_is_taken(store: Blobs, key: str) -> None:
+def test_no_key_but_ours_is_taken(store: ObjectStore, key: str) -> None:
     for act in (
         lambda: store.put(key, [b"x"]),
         lambda: got(store, key),
@@ -164,7 +164,7 @@ WATCH = Watch()
 def test_a_folder_never_opens_anything_outside_itself(tmp_path: Path, key: str) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"do not touch")
-    store = DirBlobs(f"dir:{tmp_path}/root", {})
+    store = FolderObjectStore(f"dir:{tmp_path}/root", {})
     WATCH.names, WATCH.on = [], True
     try:
         for act in (lambda: store.put(key, [b"x"]), lambda: got(store, key), lambda: store.delete(key)):
@@ -185,21 +185,21 @@ class TestFolder:
     """What only a folder can get wrong."""
 
     def test_nobody_else_may_look(self, tmp_path: Path) -> None:
-        store = DirBlobs(f"dir:{tmp_path}/blobs", {})
+        store = FolderObjectStore(f"dir:{tmp_path}/blobs", {})
         store.put("a", [b"x"])
         store.close()
         for path in [tmp_path / "blobs", *(tmp_path / "blobs").rglob("*")]:
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
     def test_a_planted_link_is_not_followed(self, tmp_path: Path) -> None:
-        store = DirBlobs(f"dir:{tmp_path}/blobs", {})
+        store = FolderObjectStore(f"dir:{tmp_path}/blobs", {})
         store.put("a", [b"mine"])
         (file,) = (p for p in (tmp_path / "blobs" / "objects").rglob("*") if p.is_file())
         secret = tmp_path / "secret"
         secret.write_bytes(b"secret")
         file.unlink()
         file.symlink_to(secret)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             got(store, "a")
         assert store.stat(["a"]) == {}
         store.put("a", [b"mine"])
@@ -209,23 +209,23 @@ class TestFolder:
             inner.unlink()
         folder.rmdir()
         folder.symlink_to(tmp_path)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             store.put("a", [b"mine"])
         assert sorted(p.name for p in tmp_path.iterdir()) == ["blobs", "secret"]
         store.close()
 
     def test_a_planted_pipe_does_not_hold_us(self, tmp_path: Path) -> None:
-        store = DirBlobs(f"dir:{tmp_path}/blobs", {})
+        store = FolderObjectStore(f"dir:{tmp_path}/blobs", {})
         store.put("a", [b"mine"])
         (file,) = (p for p in (tmp_path / "blobs" / "objects").rglob("*") if p.is_file())
         file.unlink()
         os.mkfifo(file)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             got(store, "a")
         store.close()
 
     def test_drafts_of_the_dead_are_cleared_and_of_the_living_not(self, tmp_path: Path) -> None:
-        store = DirBlobs(f"dir:{tmp_path}/blobs", {})
+        store = FolderObjectStore(f"dir:{tmp_path}/blobs", {})
         incoming = tmp_path / "blobs" / "incoming"
         for name in ("dead", "young"):
             (incoming / name).write_bytes(b"half")
@@ -235,7 +235,7 @@ class TestFolder:
             yield b"x"
             for draft in incoming.iterdir():
                 os.utime(draft, (1, 1)) if draft.name != "young" else None
-            DirBlobs(f"dir:{tmp_path}/blobs", {}).close()
+            FolderObjectStore(f"dir:{tmp_path}/blobs", {}).close()
             assert not (incoming / "dead").exists()
             yield b"y"
 
@@ -246,12 +246,12 @@ class TestFolder:
 
     def test_an_address_without_a_folder_is_refused(self) -> None:
         with pytest.raises(Invalid):
-            DirBlobs("dir:", {})
+            FolderObjectStore("dir:", {})
 
     def test_a_folder_that_may_not_be_written_says_so_and_shows_no_path(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(FalajError) as error:
-            DirBlobs(f"dir:{tmp_path}/file/blobs", {})
+            FolderObjectStore(f"dir:{tmp_path}/file/blobs", {})
         assert str(tmp_path) not in str(error.value)
 
 
@@ -262,16 +262,16 @@ class TestObjectStore:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_url.options["access_key_id"])
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_url.options["secret_access_key"])
         url = f"{s3_url.url}/p?endpoint={s3_url.options['endpoint']}&region=us-east-1&allow_http=true"
-        store = ObjectBlobs(url, {})
+        store = CloudObjectStore(url, {})
         store.put("a", [b"x"])
         assert got(store, "a") == b"x"
-        assert [s.key for s in ObjectBlobs(s3_url.url, s3_url.options).list()] == ["p/a"]
+        assert [s.key for s in CloudObjectStore(s3_url.url, s3_url.options).list()] == ["p/a"]
 
     def test_options_may_point_at_credentials(
         self, s3_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MY_KEY", s3_url.options["secret_access_key"])
-        store = ObjectBlobs(s3_url.url, {**s3_url.options, "secret_access_key": "env:MY_KEY"})
+        store = CloudObjectStore(s3_url.url, {**s3_url.options, "secret_access_key": "env:MY_KEY"})
         store.put("a", [b"x"])
         assert got(store, "a") == b"x"
 
@@ -287,16 +287,16 @@ class TestObjectStore:
     )
     def test_a_credential_in_an_address_is_refused_and_not_repeated(self, url: str) -> None:
         with pytest.raises(Invalid) as error:
-            ObjectBlobs(url, {})
+            CloudObjectStore(url, {})
         assert "hunter2" not in str(error.value)
 
     @pytest.mark.parametrize("url", ["s3://bucket?no_such_thing=1", "s3://", "gs://"])
     def test_an_address_that_makes_no_sense_is_refused(self, url: str) -> None:
         with pytest.raises(Invalid):
-            ObjectBlobs(url, {})
+            CloudObjectStore(url, {})
 
     def test_wrong_credentials_are_our_trouble_and_not_the_callers(self, s3_url: Any) -> None:
-        store = ObjectBlobs(s3_url.url, {**s3_url.options, "secret_access_key": "hunter2"})
+        store = CloudObjectStore(s3_url.url, {**s3_url.options, "secret_access_key": "hunter2"})
         for act in (lambda: store.put("a", [b"x"]), lambda: got(store, "a"), lambda: list(store.list())):
             with pytest.raises(Unavailable) as error:
                 act()
@@ -305,16 +305,16 @@ class TestObjectStore:
             assert "127.0.0.1" not in str(error.value)
 
     def test_a_bucket_that_is_not_there(self, s3_url: Any) -> None:
-        store = ObjectBlobs("s3://no-such-bucket-here", s3_url.options)
+        store = CloudObjectStore("s3://no-such-bucket-here", s3_url.options)
         for act in (lambda: got(store, "a"), lambda: got(store, "a", 5, 9)):
             with pytest.raises(NotFound):
                 act()
 
     def test_nobody_there(self, s3_url: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from falaj.backends import objects
+        from falaj.backends import cloud_objects
 
-        monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0})
-        store = ObjectBlobs(s3_url.url, {**s3_url.options, "endpoint": "http://127.0.0.1:1"})
+        monkeypatch.setattr(cloud_objects, "_RETRY_OPTIONS", {"max_retries": 0})
+        store = CloudObjectStore(s3_url.url, {**s3_url.options, "endpoint": "http://127.0.0.1:1"})
         for act in (lambda: store.put("a", [b"x"]), lambda: got(store, "a"), lambda: store.stat(["a"])):
             with pytest.raises(Unavailable) as error:
                 act()

@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Conflict, FalajError, NotFound
-from falaj.core.execute import END, FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, YIELDED, Attempt, CanCarry
-from falaj.jobs import life
+from falaj.core.executor import (
+    EXIT_YIELDED,
+    FAILED,
+    LOG_END,
+    LOST,
+    RUNNING,
+    SUCCEEDED,
+    UNKNOWN,
+    Attempt,
+    SupportsOutbox,
+)
+from falaj.jobs import state_machine
 from tests.conformance.executors import EXECUTORS, Lab
 from tests.jobs.test_life import running
 
@@ -72,7 +82,7 @@ def test_launched_by_many_at_once_it_runs_once(lab: Lab) -> None:
     assert lab.lines(handle) == ["here"]
 
 
-@pytest.mark.parametrize("code", [3, 75, YIELDED])
+@pytest.mark.parametrize("code", [3, 75, EXIT_YIELDED])
 def test_an_exit_code_comes_back_as_it_is(lab: Lab, code: int) -> None:
     status = lab.until(lab.executor.launch(shell(lab, f"exit {code}")))
     assert (status.phase, status.exits[0].code) == (FAILED, code)
@@ -93,21 +103,21 @@ def test_logs_follow(lab: Lab) -> None:
         cursor, over = chunk.cursor, chunk.over
     assert lines == [*(f"line {i}" for i in range(1, 9)), "end"]
     assert lab.executor.logs(handle, 0, cursor).lines == ()
-    last = lab.executor.logs(handle, 0, END, limit=3)
+    last = lab.executor.logs(handle, 0, LOG_END, limit=3)
     assert last.lines == ("line 7", "line 8", "end")
     assert last.over
     assert lab.executor.logs(handle, 0, last.cursor).lines == ()
-    assert len(lab.executor.logs(handle, 0, END).lines) == 9
+    assert len(lab.executor.logs(handle, 0, LOG_END).lines) == 9
 
 
 def test_it_stops_with_grace(lab: Lab) -> None:
-    handle = lab.executor.launch(shell(lab, f"trap 'echo saved; exit {YIELDED}' TERM; echo ready; {FOREVER}"))
+    handle = lab.executor.launch(shell(lab, f"trap 'echo saved; exit {EXIT_YIELDED}' TERM; echo ready; {FOREVER}"))
     lab.says(handle, "ready")
     assert lab.status(handle).phase == RUNNING
     lab.executor.stop(handle, lab.patience_s)
     lab.executor.stop(handle, lab.patience_s)
     status = lab.until(handle)
-    assert (status.phase, status.exits[0].code) == (FAILED, YIELDED)
+    assert (status.phase, status.exits[0].code) == (FAILED, EXIT_YIELDED)
     assert lab.lines(handle) == ["ready", "saved"]
 
 
@@ -152,7 +162,7 @@ def test_a_failed_slot_ends_its_gang(lab: Lab) -> None:
     status = lab.until(handle)
     assert status.phase == FAILED
     assert 9 in {one.code for one in status.exits}
-    assert life.ended(running(), status, 111.0)["attempts"][-1]["code"] == 9, status
+    assert state_machine.end_attempt(running(), status, 111.0)["attempts"][-1]["code"] == 9, status
 
 
 def test_a_lost_node_is_told(lab: Lab) -> None:
@@ -236,7 +246,7 @@ def test_what_cannot_run_here_is_refused(lab: Lab) -> None:
 
 
 def test_facts_are_carried_in_order(lab: Lab) -> None:
-    if not isinstance(lab.executor, CanCarry):
+    if not isinstance(lab.executor, SupportsOutbox):
         pytest.skip("launchers on this cluster call the platform themselves")
     code = "from falaj import worker; here = worker.attempt(); [here.progress(n, 3) for n in (1, 2, 3)]"
     handle = lab.executor.launch(lab.attempt(lab.python, "-c", code))

@@ -10,14 +10,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from falaj.backends.local import LocalIdentity
-from falaj.backends.oidc import LONGEST_S, Login, OidcIdentity
-from falaj.core.context import HOUSE, Actor
+from falaj.backends.local_identity import LocalIdentityProvider
+from falaj.backends.oidc_identity import MAX_TOKEN_LIFETIME_S, OidcIdentityProvider, PendingLogin
+from falaj.core.context import SYSTEM_TENANT, Actor
 from falaj.core.errors import Invalid, Unauthenticated, Unavailable
-from falaj.core.ports import Identity
-from falaj.core.settings import Oidc
-from falaj.govern.people import GUEST
-from falaj.govern.people_records import Trust, Workload
+from falaj.core.ports import IdentityProvider
+from falaj.core.settings import OidcSettings
+from falaj.govern.people import GUEST_ACTOR
+from falaj.govern.people_records import TrustRule, WorkloadIdentity
 from tests.govern.forge import FORGERIES, STRANGER_ED, Bench, jwk, sign, with_loose_bits
 from tests.govern.issuer import Issuer
 from tests.govern.village import Village
@@ -30,8 +30,8 @@ NOW = 1_800_000_000.0
 GROUPS = {"data-scientists": "data-scientist", "approvers": "approver", "auditors": "auditor", "services": "service"}
 
 
-def settings_for(server: OidcServer, **changes: Any) -> Oidc:
-    chosen = Oidc(
+def settings_for(server: OidcServer, **changes: Any) -> OidcSettings:
+    chosen = OidcSettings(
         issuer=server.issuer,
         client=server.public_client,
         audience=server.audience,
@@ -50,7 +50,7 @@ def settings_for(server: OidcServer, **changes: Any) -> Oidc:
 class Case:
     """A provider, a token that is good at `now` and has ended at `later`, and a broken copy of it."""
 
-    identity: Identity
+    identity: IdentityProvider
     token: str
     now: float
     later: float
@@ -61,12 +61,12 @@ def _local(village: Village) -> Case:
     admin = village.open_bank()
     issued = village.enroll(admin, "layla", ("data-scientist",), hours=1)
     find = village.accounts.lookup
-    return Case(LocalIdentity("local:", {"find": find}), issued.token, village.house.now(), issued.expires)
+    return Case(LocalIdentityProvider("local:", {"find": find}), issued.token, village.house.now(), issued.expires)
 
 
 def _workload(village: Village) -> Case:
     village.open_bank()
-    work = Workload("r7", "uae", "bank", frozenset({"service"}))
+    work = WorkloadIdentity("r7", "uae", "bank", frozenset({"service"}))
     return Case(village.tokens, village.tokens.issue(work, NOW), NOW, NOW + 600)
 
 
@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
         server: OidcServer = request.getfixturevalue("oidc_provider")
         now = time.time()
         made = Case(
-            OidcIdentity("oidc:", settings_for(server)), server.sign_in("alice")["access_token"], now, now + 700
+            OidcIdentityProvider("oidc:", settings_for(server)), server.sign_in("alice")["access_token"], now, now + 700
         )
     else:
         made = {"local": _local, "workload": _workload}[request.param](village)
@@ -123,13 +123,13 @@ def test_another_makers_token_is_left_to_others(case: Case) -> None:
 
 
 @pytest.fixture
-def oidc(oidc_provider: OidcServer) -> Iterator[OidcIdentity]:
-    identity = OidcIdentity("oidc:", settings_for(oidc_provider))
+def oidc(oidc_provider: OidcServer) -> Iterator[OidcIdentityProvider]:
+    identity = OidcIdentityProvider("oidc:", settings_for(oidc_provider))
     yield identity
     identity.close()
 
 
-def test_a_person_signs_in_by_code_and_pkce(oidc: OidcIdentity, oidc_provider: OidcServer) -> None:
+def test_a_person_signs_in_by_code_and_pkce(oidc: OidcIdentityProvider, oidc_provider: OidcServer) -> None:
     now = time.time()
     login = oidc.begin_login("http://127.0.0.1:49152/callback", now)
     query = parse_qs(urlsplit(login.url).query)
@@ -145,7 +145,9 @@ def test_a_person_signs_in_by_code_and_pkce(oidc: OidcIdentity, oidc_provider: O
 
 
 @pytest.mark.parametrize("change", ["state", "nonce", "verifier", "redirect"])
-def test_an_answer_to_another_sign_in_is_refused(oidc: OidcIdentity, oidc_provider: OidcServer, change: str) -> None:
+def test_an_answer_to_another_sign_in_is_refused(
+    oidc: OidcIdentityProvider, oidc_provider: OidcServer, change: str
+) -> None:
     login = oidc.begin_login("http://127.0.0.1:49152/callback", time.time())
     callback = oidc_provider.browse(login.url, "alice")
     other: dict[str, Any] = {change: "x" * 43 if change != "redirect" else "http://127.0.0.1:49153/callback"}
@@ -165,14 +167,14 @@ def test_an_answer_to_another_sign_in_is_refused(oidc: OidcIdentity, oidc_provid
     ],
 )
 def test_a_spoiled_answer_is_refused(
-    oidc: OidcIdentity, oidc_provider: OidcServer, spoil: Callable[[str, Login], str]
+    oidc: OidcIdentityProvider, oidc_provider: OidcServer, spoil: Callable[[str, PendingLogin], str]
 ) -> None:
     login = oidc.begin_login("http://127.0.0.1:49152/callback", time.time())
     with pytest.raises(Unauthenticated):
         oidc.finish_login(login, spoil(oidc_provider.browse(login.url, "alice"), login), time.time())
 
 
-def test_an_answer_serves_once(oidc: OidcIdentity, oidc_provider: OidcServer) -> None:
+def test_an_answer_serves_once(oidc: OidcIdentityProvider, oidc_provider: OidcServer) -> None:
     login = oidc.begin_login("http://127.0.0.1:49152/callback", time.time())
     callback = oidc_provider.browse(login.url, "alice")
     oidc.finish_login(login, callback, time.time())
@@ -181,12 +183,12 @@ def test_an_answer_serves_once(oidc: OidcIdentity, oidc_provider: OidcServer) ->
 
 
 @pytest.mark.parametrize("address", ["http://evil.example/callback", "ftp://127.0.0.1/", "javascript:alert(1)", ""])
-def test_a_sign_in_comes_back_only_to_a_safe_address(oidc: OidcIdentity, address: str) -> None:
+def test_a_sign_in_comes_back_only_to_a_safe_address(oidc: OidcIdentityProvider, address: str) -> None:
     with pytest.raises(Invalid):
         oidc.begin_login(address, time.time())
 
 
-def test_a_service_signs_in_with_its_own_credentials(oidc: OidcIdentity, oidc_provider: OidcServer) -> None:
+def test_a_service_signs_in_with_its_own_credentials(oidc: OidcIdentityProvider, oidc_provider: OidcServer) -> None:
     granted = oidc.service_login(oidc_provider.service_client, oidc_provider.service_secret, time.time())
     actor = oidc.whois(granted.token, time.time())
     assert actor is not None
@@ -206,32 +208,32 @@ def test_tokens_for_others_are_refused(oidc_provider: OidcServer) -> None:
         ({"services": ()}, oidc_provider.service_token()),
         ({"algorithms": ("ES256", "EdDSA")}, signed["access_token"]),
     ):
-        identity = OidcIdentity("oidc:", settings_for(oidc_provider, **changes))
+        identity = OidcIdentityProvider("oidc:", settings_for(oidc_provider, **changes))
         with pytest.raises(Unauthenticated):
             identity.whois(token, now)
         identity.close()
 
 
-def test_groups_without_a_role_give_none(oidc: OidcIdentity, oidc_provider: OidcServer) -> None:
+def test_groups_without_a_role_give_none(oidc: OidcIdentityProvider, oidc_provider: OidcServer) -> None:
     actor = oidc.whois(oidc_provider.sign_in("nobody-in-particular")["access_token"], time.time())
     assert actor is not None
     assert actor.roles == frozenset()
 
 
 def test_a_build_system_exchanges_its_token(oidc_provider: OidcServer, tmp_path: Path) -> None:
-    identity = OidcIdentity("oidc:", settings_for(oidc_provider))
+    identity = OidcIdentityProvider("oidc:", settings_for(oidc_provider))
     village = Village(tmp_path, {oidc_provider.issuer: identity})
     village.house.time = time.time()
     admin = village.open_bank()
-    rule = Trust(oidc_provider.issuer, oidc_provider.audience, oidc_provider.service_client, "uae")
+    rule = TrustRule(oidc_provider.issuer, oidc_provider.audience, oidc_provider.service_client, "uae")
     village.trust(admin, "ci", rule)
-    given = village.people.exchange(village.ctx(GUEST), "bank", "ci", oidc_provider.service_token())
+    given = village.people.exchange(village.ctx(GUEST_ACTOR), "bank", "ci", oidc_provider.service_token())
     actor = village.tokens.whois(given.token, village.house.now())
     assert actor is not None
     assert (actor.kind, actor.tenant, actor.zone) == ("workload", "bank", "uae")
     for token in (oidc_provider.sign_in("alice")["access_token"], oidc_provider.service_token("urn:another"), "x"):
         with pytest.raises(Unauthenticated):
-            village.people.exchange(village.ctx(GUEST), "bank", "ci", token)
+            village.people.exchange(village.ctx(GUEST_ACTOR), "bank", "ci", token)
     identity.close()
     village.house.ledger.close()
 
@@ -250,24 +252,24 @@ def issuer() -> Iterator[Issuer]:
 
 
 @pytest.fixture
-def made(issuer: Issuer) -> Iterator[OidcIdentity]:
-    identity = OidcIdentity("oidc:", chosen_for(issuer))
+def made(issuer: Issuer) -> Iterator[OidcIdentityProvider]:
+    identity = OidcIdentityProvider("oidc:", chosen_for(issuer))
     yield identity
     identity.close()
 
 
 @pytest.fixture(scope="module")
-def steady() -> Iterator[tuple[Issuer, OidcIdentity]]:
+def steady() -> Iterator[tuple[Issuer, OidcIdentityProvider]]:
     """An issuer that no test changes, for the many forgeries."""
     with Issuer() as running:
         running.keys = list(PUBLISHED)
-        identity = OidcIdentity("oidc:", chosen_for(running))
+        identity = OidcIdentityProvider("oidc:", chosen_for(running))
         yield running, identity
         identity.close()
 
 
-def chosen_for(issuer: Issuer) -> Oidc:
-    return Oidc(issuer=issuer.url, client="cli", tenant="bank", roles={"ml": "ml-engineer"}, services=("ci",))
+def chosen_for(issuer: Issuer) -> OidcSettings:
+    return OidcSettings(issuer=issuer.url, client="cli", tenant="bank", roles={"ml": "ml-engineer"}, services=("ci",))
 
 
 def true_claims(issuer: Issuer) -> dict[str, Any]:
@@ -278,7 +280,7 @@ KEYS = {"RS256": ("r1", RSA), "ES256": ("e1", EC), "EdDSA": ("d1", ED)}
 
 
 @pytest.fixture(params=sorted(KEYS))
-def bench(request: pytest.FixtureRequest, steady: tuple[Issuer, OidcIdentity]) -> Bench:
+def bench(request: pytest.FixtureRequest, steady: tuple[Issuer, OidcIdentityProvider]) -> Bench:
     issuer, made = steady
     kid, key = KEYS[request.param]
     header = {"alg": request.param, "kid": kid, "typ": "at+jwt"}
@@ -305,7 +307,7 @@ def test_forgeries_are_refused(bench: Bench, name: str) -> None:
         {"azp": ["cli"]},
         {"client_id": "another"},
         {"aud": ["falaj", "other"]},
-        {"exp": NOW + LONGEST_S + 60},
+        {"exp": NOW + MAX_TOKEN_LIFETIME_S + 60},
     ],
 )
 def test_even_a_true_signature_does_not_excuse_a_wrong_claim(bench: Bench, claims: dict[str, Any]) -> None:
@@ -313,7 +315,7 @@ def test_even_a_true_signature_does_not_excuse_a_wrong_claim(bench: Bench, claim
         bench.judge(bench.saying(**claims))
 
 
-def test_the_token_does_not_choose_the_algorithm(issuer: Issuer, made: OidcIdentity) -> None:
+def test_the_token_does_not_choose_the_algorithm(issuer: Issuer, made: OidcIdentityProvider) -> None:
     claims = true_claims(issuer)
     pinned = [
         sign({"alg": "PS256", "kid": "r1"}, claims, RSA),  # true, but the key is published for RS256
@@ -345,19 +347,19 @@ def test_a_token_coded_in_another_way_is_refused(bench: Bench) -> None:
         "d1",
     ],
 )
-def test_a_published_key_that_does_not_fit_is_no_key(issuer: Issuer, made: OidcIdentity, key: Any) -> None:
+def test_a_published_key_that_does_not_fit_is_no_key(issuer: Issuer, made: OidcIdentityProvider, key: Any) -> None:
     issuer.keys = [key]
     with pytest.raises(Unauthenticated):
         made.whois(sign({"alg": "EdDSA", "kid": "d1"}, true_claims(issuer), ED), NOW)
 
 
-def test_two_keys_of_one_id_are_no_key(issuer: Issuer, made: OidcIdentity) -> None:
+def test_two_keys_of_one_id_are_no_key(issuer: Issuer, made: OidcIdentityProvider) -> None:
     issuer.keys = [jwk(ED, "d1"), jwk(STRANGER_ED, "d1")]
     with pytest.raises(Unauthenticated):
         made.whois(sign({"alg": "EdDSA", "kid": "d1"}, true_claims(issuer), ED), NOW)
 
 
-def test_a_short_rsa_key_is_no_key(issuer: Issuer, made: OidcIdentity) -> None:
+def test_a_short_rsa_key_is_no_key(issuer: Issuer, made: OidcIdentityProvider) -> None:
     weak = rsa.generate_private_key(65537, 1024)  # noqa: S505 - the point of the test
     issuer.keys = [jwk(weak, "w")]
     with pytest.raises(Unauthenticated):
@@ -369,7 +371,9 @@ def token_of(issuer: Issuer, key: Any = ED, kid: str = "d1", at: float = NOW, **
     return sign({"alg": "EdDSA", "kid": kid}, true_claims(issuer) | times | claims, key)
 
 
-def test_a_rotated_key_is_found_by_one_more_look_but_not_at_every_guess(issuer: Issuer, made: OidcIdentity) -> None:
+def test_a_rotated_key_is_found_by_one_more_look_but_not_at_every_guess(
+    issuer: Issuer, made: OidcIdentityProvider
+) -> None:
     assert made.whois(token_of(issuer), NOW) is not None
     issuer.keys = [jwk(STRANGER_ED, "d2")]
     assert made.whois(token_of(issuer, STRANGER_ED, "d2", NOW + 40), NOW + 40) is not None
@@ -382,7 +386,9 @@ def test_a_rotated_key_is_found_by_one_more_look_but_not_at_every_guess(issuer: 
         made.whois(token_of(issuer, at=NOW + 80), NOW + 80)
 
 
-def test_a_provider_that_is_away_is_bridged_for_a_while_and_no_longer(issuer: Issuer, made: OidcIdentity) -> None:
+def test_a_provider_that_is_away_is_bridged_for_a_while_and_no_longer(
+    issuer: Issuer, made: OidcIdentityProvider
+) -> None:
     assert made.whois(token_of(issuer), NOW) is not None
     issuer.down = True
     assert made.whois(token_of(issuer, at=NOW + 3000), NOW + 3000) is not None
@@ -393,7 +399,7 @@ def test_a_provider_that_is_away_is_bridged_for_a_while_and_no_longer(issuer: Is
     assert made.whois(token_of(issuer, at=NOW + 9100), NOW + 9100) is not None
 
 
-def test_someone_removed_at_the_provider_is_out_when_the_token_ends(issuer: Issuer, made: OidcIdentity) -> None:
+def test_someone_removed_at_the_provider_is_out_when_the_token_ends(issuer: Issuer, made: OidcIdentityProvider) -> None:
     """What bounds it: no token outlives LONGEST_S, and one that was checked before is checked for time again."""
     token = token_of(issuer)
     assert made.whois(token, NOW) is not None
@@ -417,7 +423,7 @@ def test_someone_removed_at_the_provider_is_out_when_the_token_ends(issuer: Issu
     ],
 )
 def test_a_provider_that_is_not_itself_proves_nobody(
-    issuer: Issuer, made: OidcIdentity, break_it: Callable[[Issuer], None]
+    issuer: Issuer, made: OidcIdentityProvider, break_it: Callable[[Issuer], None]
 ) -> None:
     break_it(issuer)
     with pytest.raises(Unavailable):
@@ -425,7 +431,7 @@ def test_a_provider_that_is_not_itself_proves_nobody(
 
 
 @pytest.mark.parametrize("address", ["http://keys.example/k", "file:///etc/passwd", "", "https://a@b.example/"])
-def test_keys_come_from_a_safe_address_only(issuer: Issuer, made: OidcIdentity, address: str) -> None:
+def test_keys_come_from_a_safe_address_only(issuer: Issuer, made: OidcIdentityProvider, address: str) -> None:
     issuer.document["jwks_uri"] = address
     with pytest.raises((Unavailable, Invalid)):
         made.whois(token_of(issuer), NOW)
@@ -434,17 +440,17 @@ def test_keys_come_from_a_safe_address_only(issuer: Issuer, made: OidcIdentity, 
 @pytest.mark.parametrize("address", ["http://login.example", "", "login.example", "https://x@login.example"])
 def test_an_issuer_without_tls_does_not_start(address: str) -> None:
     with pytest.raises(Invalid):
-        OidcIdentity("oidc:", Oidc(issuer=address))
+        OidcIdentityProvider("oidc:", OidcSettings(issuer=address))
 
 
 @pytest.mark.parametrize("names", [("none",), ("HS256",), ("RS256", "HS256"), ()])
 def test_weak_algorithms_cannot_be_configured(names: tuple[str, ...]) -> None:
     with pytest.raises(Invalid):
-        OidcIdentity("oidc:", Oidc(issuer="https://login.example", algorithms=names))
+        OidcIdentityProvider("oidc:", OidcSettings(issuer="https://login.example", algorithms=names))
 
 
 def test_a_narrow_choice_of_algorithms_does_not_judge_others_tokens(issuer: Issuer, tmp_path: Path) -> None:
-    identity = OidcIdentity("oidc:", replace(chosen_for(issuer), algorithms=("RS256",)))
+    identity = OidcIdentityProvider("oidc:", replace(chosen_for(issuer), algorithms=("RS256",)))
     village = Village(tmp_path)
     assert identity.whois(_workload(village).token, NOW) is None
     with pytest.raises(Unauthenticated):
@@ -457,8 +463,10 @@ def test_a_narrow_choice_of_algorithms_does_not_judge_others_tokens(issuer: Issu
 
 
 def actor_of(issuer: Issuer, options: dict[str, Any], claims: dict[str, Any]) -> Actor:
-    chosen = replace(Oidc(issuer=issuer.url, tenant="bank", roles={"ml": "ml-engineer", "bots": "service"}), **options)
-    identity = OidcIdentity("oidc:", {"oidc": chosen})
+    chosen = replace(
+        OidcSettings(issuer=issuer.url, tenant="bank", roles={"ml": "ml-engineer", "bots": "service"}), **options
+    )
+    identity = OidcIdentityProvider("oidc:", {"oidc": chosen})
     actor = identity.whois(token_of(issuer, **claims), NOW)
     identity.close()
     assert actor is not None
@@ -475,7 +483,7 @@ def test_tenant_and_jurisdiction_may_come_from_claims(issuer: Issuer) -> None:
     assert actor_of(issuer, {"projects": "fraud,risk"}, {}).projects == {"fraud", "risk"}
 
 
-@pytest.mark.parametrize("org", [HOUSE, "", None, 7, ["bank"], "../bank", "BANK", "a" * 200])
+@pytest.mark.parametrize("org", [SYSTEM_TENANT, "", None, 7, ["bank"], "../bank", "BANK", "a" * 200])
 def test_a_claim_never_makes_someone_the_house_or_nobody(issuer: Issuer, org: Any) -> None:
     with pytest.raises(Unauthenticated):
         actor_of(issuer, {"tenant": "claim:org"}, {"org": org})

@@ -22,24 +22,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.backends.lmdb import LmdbOnline
-from falaj.backends.redis import RedisOnline
-from falaj.core.errors import Corrupt, Invalid, Unavailable
-from falaj.core.online import due, merge, pack_rank, rows_in
-from falaj.core.ports import Online
+from falaj.backends.lmdb_online import LmdbOnlineStore
+from falaj.backends.redis_online import RedisOnlineStore
+from falaj.core.errors import CorruptData, Invalid, Unavailable
+from falaj.core.online_rows import find_current_row, merge_row, pack_rank, unpack_entry
+from falaj.core.ports import OnlineStore
 from tests.servers.process import wait_until
 from tests.servers.redis import ClusterNode, RedisCluster, RedisServer
 from tests.servers.transit import _tls
 
 ENGINES = ("lmdb", "redis", "cluster")
 NOW = 1_700_000_000_000_000
-Open = Callable[[], Online]
+Open = Callable[[], OnlineStore]
 forked = multiprocessing.get_context("fork")
 fresh = multiprocessing.get_context("spawn")
 
 
-def make(url: str) -> Online:
-    return LmdbOnline(url) if url.startswith("lmdb:") else RedisOnline(url, {"wait_s": 5})
+def make(url: str) -> OnlineStore:
+    return LmdbOnlineStore(url) if url.startswith("lmdb:") else RedisOnlineStore(url, {"wait_s": 5})
 
 
 @pytest.fixture(params=ENGINES)
@@ -57,9 +57,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def opened(url: str) -> Iterator[Open]:
     """Each call opens the same store once more, as another part of the program would."""
-    made: list[Online] = []
+    made: list[OnlineStore] = []
 
-    def open_it() -> Online:
+    def open_it() -> OnlineStore:
         made.append(make(url))
         return made[-1]
 
@@ -69,7 +69,7 @@ def opened(url: str) -> Iterator[Open]:
 
 
 @pytest.fixture
-def online(opened: Open) -> Online:
+def online(opened: Open) -> OnlineStore:
     return opened()
 
 
@@ -77,11 +77,11 @@ def row(event: int, created: int = 0, seq: int = 0, value: bytes = b"") -> bytes
     return pack_rank(event, created, seq) + (value or f"{event}/{created}/{seq}".encode())
 
 
-def cell(online: Online, key: bytes = b"k", space: str = "s") -> bytes | None:
+def cell(online: OnlineStore, key: bytes = b"k", space: str = "s") -> bytes | None:
     return online.get([(space, [key])])[0][0]
 
 
-def test_rows_come_back_as_they_were(online: Online) -> None:
+def test_rows_come_back_as_they_were(online: OnlineStore) -> None:
     one = row(5, value=bytes(range(256)))
     assert online.put("s", [(b"k", one)], NOW) == 1
     assert online.get([("s", [b"k", b"nobody"]), ("other", [b"k"]), ("s", []), ("s", [b"k"])]) == [
@@ -95,30 +95,30 @@ def test_rows_come_back_as_they_were(online: Online) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_the_newest_wins_in_any_order(online: Online, order: tuple[int, ...]) -> None:
+def test_the_newest_wins_in_any_order(online: OnlineStore, order: tuple[int, ...]) -> None:
     rows = [row(1, 9, 9), row(2, 1, 1), row(2, 1, 2), row(2, 2, 0)]
     for number in (*order, *order):
         online.put("s", [(b"k", rows[number])], NOW)
     assert cell(online) == rows[3]
 
 
-def test_a_batch_may_name_a_key_many_times(online: Online) -> None:
+def test_a_batch_may_name_a_key_many_times(online: OnlineStore) -> None:
     assert online.put("s", [(b"k", row(n)) for n in (3, 9, 4, 9, 1)], NOW) == 2
     assert cell(online) == row(9)
 
 
-def test_what_stands_already_changes_nothing(online: Online) -> None:
+def test_what_stands_already_changes_nothing(online: OnlineStore) -> None:
     assert online.put("s", [(b"k", row(2)), (b"j", row(NOW + 5))], NOW) == 2
     assert online.put("s", [(b"k", row(2)), (b"k", row(1)), (b"j", row(NOW + 5))], NOW) == 0
 
 
-def test_a_restatement_replaces(online: Online) -> None:
+def test_a_restatement_replaces(online: OnlineStore) -> None:
     online.put("s", [(b"k", row(2, 1, 5, b"wrong"))], NOW)
     assert online.put("s", [(b"k", row(2, 7, 1, b"right"))], NOW) == 1
     assert cell(online) == row(2, 7, 1, b"right")
 
 
-def test_ranks_sort_as_numbers_do_beyond_the_edges(online: Online) -> None:
+def test_ranks_sort_as_numbers_do_beyond_the_edges(online: OnlineStore) -> None:
     least, most = -(1 << 63), (1 << 63) - 1
     ranks = [(least, most, most), (-1, least, most), (-1, 0, -1), (-1, 0, 0), (0, -1, most), (1 << 40, 0, 0)]
     for rank in (*ranks, *reversed(ranks)):
@@ -128,19 +128,19 @@ def test_ranks_sort_as_numbers_do_beyond_the_edges(online: Online) -> None:
     assert cell(online) == row(*ranks[-1])
 
 
-def test_later_moments_wait_and_become_due(online: Online) -> None:
+def test_later_moments_wait_and_become_due(online: OnlineStore) -> None:
     later = [row(NOW + 30), row(NOW + 10, 0, 1), row(NOW + 10, 0, 2), row(NOW + 20)]
     online.put("s", [(b"k", one) for one in later] + [(b"k", row(NOW - 5)), (b"k", row(NOW))], NOW)
     held = cell(online)
     assert held is not None
-    assert rows_in(held) == [row(NOW), row(NOW + 10, 0, 2), row(NOW + 20), row(NOW + 30)]
-    assert [due(held, NOW + n) for n in (-1, 0, 9, 10, 29, 99)] == [
+    assert unpack_entry(held) == [row(NOW), row(NOW + 10, 0, 2), row(NOW + 20), row(NOW + 30)]
+    assert [find_current_row(held, NOW + n) for n in (-1, 0, 9, 10, 29, 99)] == [
         *(None, row(NOW), row(NOW)),
         *(row(NOW + 10, 0, 2), row(NOW + 20), row(NOW + 30)),
     ]
     # Ten are due when something comes in again: the older of them go.
     online.put("s", [(b"k", row(NOW + 1))], NOW + 20)
-    assert rows_in(cell(online) or b"") == [row(NOW + 20), row(NOW + 30)]
+    assert unpack_entry(cell(online) or b"") == [row(NOW + 20), row(NOW + 30)]
     online.put("s", [(b"k", row(NOW + 1))], NOW + 99)
     assert cell(online) == row(NOW + 30)
 
@@ -151,16 +151,16 @@ def test_later_moments_wait_and_become_due(online: Online) -> None:
         st.tuples(st.integers(-3, 3), st.integers(0, 2), st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=9
     )
 )
-def test_the_store_does_what_merge_says(online: Online, puts: list[tuple[int, int, int, int]]) -> None:
+def test_the_store_does_what_merge_says(online: OnlineStore, puts: list[tuple[int, int, int, int]]) -> None:
     space, expected = uuid.uuid4().hex, None
     for event, created, seq, now in puts:
         changed = online.put(space, [(b"k", row(event, created, seq))], now)
-        before, expected = expected, merge(expected, row(event, created, seq), now)
+        before, expected = expected, merge_row(expected, row(event, created, seq), now)
         assert changed == (expected is not before)
         assert cell(online, space=space) == expected
 
 
-def test_spaces_keep_apart(online: Online) -> None:
+def test_spaces_keep_apart(online: OnlineStore) -> None:
     spaces = ["a", "a ", "A", "a/b", "á", "", "x" * 5000, *(f"view:fraud/v{n}" for n in range(50))]
     for number, space in enumerate(spaces):
         online.put(space, [(b"k", row(number))], NOW)
@@ -171,7 +171,7 @@ def test_spaces_keep_apart(online: Online) -> None:
     assert [online.note(space) for space in spaces] == [None, *(b"%d" % n for n in range(1, len(spaces)))]
 
 
-def test_keys_are_any_bytes(online: Online) -> None:
+def test_keys_are_any_bytes(online: OnlineStore) -> None:
     keys = [
         b"",
         b"\x00",
@@ -194,21 +194,21 @@ def test_keys_are_any_bytes(online: Online) -> None:
     assert sorted(key for key, _ in online.scan("s")) == sorted(keys[:5])
 
 
-def test_the_empty_key_alone_is_paged_once(online: Online) -> None:
+def test_the_empty_key_alone_is_paged_once(online: OnlineStore) -> None:
     online.put("s", [(b"", row(1))], NOW)
     assert page_through(online, 1) == [(b"", row(1))]
     assert online.delete("s", [b""]) == 1
     assert page_through(online, 1) == []
 
 
-def test_a_row_without_rank_is_refused(online: Online) -> None:
+def test_a_row_without_rank_is_refused(online: OnlineStore) -> None:
     for bad in (b"", b"short", b"\xff" * 40):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             online.put("s", [(b"j", row(1)), (b"k", bad)], NOW)
     assert online.get([("s", [b"j", b""])]) == [[None, None]]
 
 
-def page_through(online: Online, limit: int) -> list[tuple[bytes, bytes]]:
+def page_through(online: OnlineStore, limit: int) -> list[tuple[bytes, bytes]]:
     found: list[tuple[bytes, bytes]] = []
     while page := online.scan("s", found[-1][0] if found else None, limit):
         assert len(page) <= limit
@@ -216,7 +216,7 @@ def page_through(online: Online, limit: int) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def test_a_scan_pages_through_all_once(online: Online) -> None:
+def test_a_scan_pages_through_all_once(online: OnlineStore) -> None:
     rows = {b"%d" % number: row(number) for number in range(2500)}
     online.put("s", list(rows.items()), NOW)
     online.put("t", list(rows.items()), NOW)
@@ -227,7 +227,7 @@ def test_a_scan_pages_through_all_once(online: Online) -> None:
     assert online.scan("s", whole[-1][0]) == []
 
 
-def test_delete_takes_what_is_there(online: Online) -> None:
+def test_delete_takes_what_is_there(online: OnlineStore) -> None:
     online.put("s", [(b"a", row(1)), (b"b", row(1)), (b"c", row(1))], NOW)
     assert online.delete("s", [b"a", b"c", b"nobody"]) == 2
     assert online.delete("s", []) == 0
@@ -237,7 +237,7 @@ def test_delete_takes_what_is_there(online: Online) -> None:
     assert dict(online.scan("s")) == {b"a": row(0), b"b": row(1)}
 
 
-def test_a_drop_takes_all_of_many(online: Online) -> None:
+def test_a_drop_takes_all_of_many(online: OnlineStore) -> None:
     online.put("s", [(b"%d" % number, row(number)) for number in range(25_000)], NOW)
     online.put("t", [(b"1", row(1))], NOW)
     online.note("s", b"full")
@@ -249,7 +249,7 @@ def test_a_drop_takes_all_of_many(online: Online) -> None:
     online.drop("s")
 
 
-def test_a_note_is_read_and_written(online: Online) -> None:
+def test_a_note_is_read_and_written(online: OnlineStore) -> None:
     assert online.note("s") is None
     assert online.note("s", b"\x00one") == b"\x00one"
     online.put("s", [(b"k", row(1))], NOW)
@@ -259,7 +259,7 @@ def test_a_note_is_read_and_written(online: Online) -> None:
     assert len(online.scan("s")) == 1
 
 
-def test_ten_thousand_rows_in_one_put(online: Online) -> None:
+def test_ten_thousand_rows_in_one_put(online: OnlineStore) -> None:
     rows = [(b"%d" % number, row(number, value=os.urandom(64))) for number in range(10_000)]
     assert online.put("s", rows, NOW) == 10_000
     assert online.put("s", rows, NOW) == 0
@@ -288,7 +288,7 @@ def shuffled(seed: int) -> list[tuple[bytes, bytes]]:
 NEWEST = {b"%d" % key: row(8, 2, 16) for key in range(20)}
 
 
-def test_writers_in_threads_converge(url: str, online: Online) -> None:
+def test_writers_in_threads_converge(url: str, online: OnlineStore) -> None:
     threads = [threading.Thread(target=_write, args=(url, seed)) for seed in range(6)]
     for thread in threads:
         thread.start()
@@ -298,7 +298,9 @@ def test_writers_in_threads_converge(url: str, online: Online) -> None:
 
 
 @pytest.mark.parametrize("start", [forked, fresh], ids=["fork", "spawn"])
-def test_writers_in_processes_converge(url: str, online: Online, start: multiprocessing.context.BaseContext) -> None:
+def test_writers_in_processes_converge(
+    url: str, online: OnlineStore, start: multiprocessing.context.BaseContext
+) -> None:
     online.put("s", [(b"0", row(1))], NOW)
     processes = [start.Process(target=_write, args=(url, seed)) for seed in range(2)]  # type: ignore[attr-defined]
     for process in processes:
@@ -309,12 +311,12 @@ def test_writers_in_processes_converge(url: str, online: Online, start: multipro
     assert dict(online.scan("s")) == NEWEST
 
 
-def _read_as_child(online: Online) -> None:
+def _read_as_child(online: OnlineStore) -> None:
     assert cell(online) == row(1)
     online.put("s", [(b"k", row(2))], NOW)
 
 
-def test_a_child_goes_on_with_what_its_parent_opened(online: Online) -> None:
+def test_a_child_goes_on_with_what_its_parent_opened(online: OnlineStore) -> None:
     online.put("s", [(b"k", row(1))], NOW)
     assert cell(online) == row(1)
     process = forked.Process(target=_read_as_child, args=(online,))
@@ -339,7 +341,7 @@ def test_a_closed_store_says_so(opened: Open) -> None:
 
 
 def _put_for_ever(url: str, started: str) -> None:
-    online = LmdbOnline(url)
+    online = LmdbOnlineStore(url)
     for turn in itertools.count(1):
         online.put("s", [(b"%d" % key, row(turn, value=b"x" * 500)) for key in range(2000)], NOW)
         Path(started).touch()
@@ -352,7 +354,7 @@ def test_lmdb_a_killed_put_is_whole_or_nothing(tmp_path: Path, turns: int) -> No
     process.start()
     while not started.exists():
         assert process.is_alive()
-    online = LmdbOnline(url)
+    online = LmdbOnlineStore(url)
     for _ in range(turns * 7):
         assert len({one for _, one in online.scan("s")}) == 1
     os.kill(process.pid or 0, signal.SIGKILL)
@@ -367,7 +369,7 @@ def test_lmdb_a_killed_put_is_whole_or_nothing(tmp_path: Path, turns: int) -> No
 
 def test_lmdb_grows_under_readers_of_this_and_another_process(tmp_path: Path) -> None:
     url = f"lmdb:{tmp_path}/online"
-    online = LmdbOnline(url, {"map_bytes": 1 << 16})
+    online = LmdbOnlineStore(url, {"map_bytes": 1 << 16})
     online.put("s", [(b"k", row(1))], NOW)
     done, seen = threading.Event(), set[bytes | None]()
 
@@ -395,32 +397,32 @@ def test_lmdb_grows_under_readers_of_this_and_another_process(tmp_path: Path) ->
 
 
 def _grow(url: str) -> None:
-    online = LmdbOnline(url, {"map_bytes": 1 << 16})
+    online = LmdbOnlineStore(url, {"map_bytes": 1 << 16})
     online.put("bigger", [(b"%d" % n, row(1, value=b"x" * 1000)) for n in range(8000)], NOW)
 
 
 def test_lmdb_is_for_its_owner_only(tmp_path: Path) -> None:
-    LmdbOnline(f"lmdb:{tmp_path}/online").close()
+    LmdbOnlineStore(f"lmdb:{tmp_path}/online").close()
     assert stat.S_IMODE((tmp_path / "online").stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "online").iterdir()} == {0o600}
 
 
 def test_lmdb_refuses_what_is_no_folder_and_what_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(Invalid):
-        LmdbOnline("lmdb:")
+        LmdbOnlineStore("lmdb:")
     (tmp_path / "file").touch()
     with pytest.raises(Invalid):
-        LmdbOnline(f"lmdb:{tmp_path}/file/online")
+        LmdbOnlineStore(f"lmdb:{tmp_path}/file/online")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "data.mdb").write_bytes(b"no store" * 2000)
-    with pytest.raises(Corrupt):
-        LmdbOnline(f"lmdb:{tmp_path}/bad")
+    with pytest.raises(CorruptData):
+        LmdbOnlineStore(f"lmdb:{tmp_path}/bad")
 
 
 # Redis alone
 
 
-def answers(online: Online) -> bool:
+def answers(online: OnlineStore) -> bool:
     try:
         cell(online)
     except Unavailable:
@@ -430,7 +432,7 @@ def answers(online: Online) -> bool:
 
 def test_redis_killed_and_started_empty_is_filled_anew(redis_server: RedisServer) -> None:
     with RedisServer() as server:
-        online = RedisOnline(server.url, {"wait_s": 1})
+        online = RedisOnlineStore(server.url, {"wait_s": 1})
         online.put("s", [(b"k", row(1))], NOW)
         online.note("s", b"full")
         server.kill()
@@ -453,7 +455,7 @@ def test_redis_killed_and_started_empty_is_filled_anew(redis_server: RedisServer
 def test_redis_killed_in_the_middle_of_a_put(redis_server: RedisServer) -> None:
     rows = [(b"%d" % number, row(number, value=bytes(300))) for number in range(20_000)]
     with RedisServer() as server:
-        online = RedisOnline(server.url, {"wait_s": 1})
+        online = RedisOnlineStore(server.url, {"wait_s": 1})
         trouble: list[Unavailable] = []
 
         def fill() -> None:
@@ -483,12 +485,12 @@ def test_redis_takes_its_password_from_where_the_address_points(
     monkeypatch.setenv("PASSWORD_OF_REDIS", "sluice-gate-7")
     monkeypatch.setenv("WRONG", "weir")
     with RedisServer(requirepass="sluice-gate-7") as server:
-        online = RedisOnline(f"{server.url}?password=env:PASSWORD_OF_REDIS")
+        online = RedisOnlineStore(f"{server.url}?password=env:PASSWORD_OF_REDIS")
         assert online.put("s", [(b"k", row(1))], NOW) == 1
         online.close()
         for bad in (server.url, f"{server.url}?password=env:WRONG"):
             with pytest.raises(Unavailable, match="refuses"):
-                cell(RedisOnline(bad))
+                cell(RedisOnlineStore(bad))
     assert redis_server.pid
 
 
@@ -521,13 +523,13 @@ class TlsDoor(socketserver.ThreadingTCPServer):
 def test_redis_over_tls_trusts_only_a_certificate_that_verifies(redis_server: RedisServer, tmp_path: Path) -> None:
     with TlsDoor(_tls(tmp_path), redis_server.port) as door:
         address = f"rediss://127.0.0.1:{door.server_address[1]}/0?prefix=t{uuid.uuid4().hex}&wait_s=5"
-        online = RedisOnline(f"{address}&ca={tmp_path}/ca.pem")
+        online = RedisOnlineStore(f"{address}&ca={tmp_path}/ca.pem")
         assert online.put("s", [(b"k", row(1))], NOW) == 1
         assert cell(online) == row(1)
         online.close()
         for wrong in (address, f"{address}&ca={tmp_path}/ca.pem".replace("127.0.0.1", "localhost")):
             with pytest.raises(Unavailable):
-                cell(RedisOnline(wrong))
+                cell(RedisOnlineStore(wrong))
         door.shutdown()
 
 
@@ -550,13 +552,13 @@ def test_redis_over_tls_trusts_only_a_certificate_that_verifies(redis_server: Re
 )
 def test_redis_refuses_an_address(address: str) -> None:
     with pytest.raises(Invalid) as caught:
-        RedisOnline(address)
+        RedisOnlineStore(address)
     assert "secret" not in str(caught.value)
 
 
 def test_redis_that_throws_keys_away_is_refused(redis_server: RedisServer) -> None:
     with RedisServer(**{"maxmemory-policy": "allkeys-lru"}) as server:
-        online = RedisOnline(server.url)
+        online = RedisOnlineStore(server.url)
         with pytest.raises(Invalid, match="throws away"):
             online.put("s", [(b"k", row(1))], NOW)
         online.close()
@@ -565,7 +567,7 @@ def test_redis_that_throws_keys_away_is_refused(redis_server: RedisServer) -> No
 
 def test_redis_full_says_so(redis_server: RedisServer) -> None:
     with RedisServer(maxmemory="3mb") as server:
-        online = RedisOnline(server.url)
+        online = RedisOnlineStore(server.url)
         rows = [(b"%d" % n, row(1, value=b"x" * 1000)) for n in range(5000)]
         with pytest.raises(Unavailable, match="memory"):
             online.put("s", rows, NOW)
@@ -574,14 +576,14 @@ def test_redis_full_says_so(redis_server: RedisServer) -> None:
 
 
 def test_redis_one_row_a_call_is_the_same(redis_server: RedisServer) -> None:
-    online = RedisOnline(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}&chunk=1")
+    online = RedisOnlineStore(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}&chunk=1")
     assert online.put("s", shuffled(1), NOW) >= 20
     assert dict(online.scan("s")) == NEWEST
     online.close()
 
 
 def test_redis_readers_and_writers_share_few_connections(redis_server: RedisServer) -> None:
-    online = RedisOnline(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}&connections=3&wait_s=10")
+    online = RedisOnlineStore(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}&connections=3&wait_s=10")
     online.put("s", [(b"k", row(1))], NOW)
     with ThreadPoolExecutor(12) as pool:
         reads = [pool.submit(lambda: [cell(online) for _ in range(200)]) for _ in range(11)]
@@ -592,7 +594,7 @@ def test_redis_readers_and_writers_share_few_connections(redis_server: RedisServ
 
 
 def test_redis_a_reader_whose_connection_was_ended_reads_on(redis_server: RedisServer) -> None:
-    online = RedisOnline(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}")
+    online = RedisOnlineStore(f"{redis_server.url}?prefix=t{uuid.uuid4().hex}")
     online.put("s", [(b"k", row(1))], NOW)
     for _ in range(3):
         assert cell(online) == row(1)
@@ -603,7 +605,7 @@ def test_redis_a_reader_whose_connection_was_ended_reads_on(redis_server: RedisS
 
 def test_redis_leaves_nothing_behind(redis_server: RedisServer) -> None:
     prefix = f"t{uuid.uuid4().hex}"
-    online = RedisOnline(f"{redis_server.url}?prefix={prefix}")
+    online = RedisOnlineStore(f"{redis_server.url}?prefix={prefix}")
     online.put("s", shuffled(1), NOW)
     online.put("t", shuffled(1), NOW)
     online.note("s", b"full")
@@ -627,7 +629,7 @@ def _slot_of(cluster: RedisCluster, prefix: str, key: bytes) -> tuple[int, Clust
 
 def test_cluster_spreads_rows_over_all_servers(redis_cluster: RedisCluster) -> None:
     prefix = f"t{uuid.uuid4().hex}"
-    online = RedisOnline(f"{redis_cluster.url}&prefix={prefix}")
+    online = RedisOnlineStore(f"{redis_cluster.url}&prefix={prefix}")
     online.put("s", [(b"%d" % n, row(n)) for n in range(300)], NOW)
     held = [len(node.ask("KEYS", f"{prefix}*")) for node in redis_cluster.nodes]
     assert min(held) > 50
@@ -640,7 +642,7 @@ def test_cluster_spreads_rows_over_all_servers(redis_cluster: RedisCluster) -> N
 
 def test_cluster_slots_that_move_are_followed(redis_cluster: RedisCluster) -> None:
     prefix, keys = f"t{uuid.uuid4().hex}", [b"%d" % n for n in range(30)]
-    online = RedisOnline(f"{redis_cluster.url}&prefix={prefix}")
+    online = RedisOnlineStore(f"{redis_cluster.url}&prefix={prefix}")
     online.put("s", [(key, row(1)) for key in keys], NOW)
     slot, source, target = _slot_of(redis_cluster, prefix, keys[0])
 
@@ -665,7 +667,7 @@ def test_cluster_slots_that_move_are_followed(redis_cluster: RedisCluster) -> No
 def test_cluster_a_server_that_came_back_empty_leaves_no_space_filled(lost: int) -> None:
     rows = [(b"%d" % n, row(n)) for n in range(200)]
     with RedisCluster() as cluster:
-        online = RedisOnline(f"{cluster.url}&wait_s=1")
+        online = RedisOnlineStore(f"{cluster.url}&wait_s=1")
         assert online.note("s") is None
         online.put("s", rows, NOW)
         online.note("s", b"full")
@@ -687,7 +689,7 @@ def test_cluster_a_server_that_came_back_empty_leaves_no_space_filled(lost: int)
 
 def test_cluster_what_is_lost_before_the_first_mark_is_seen() -> None:
     with RedisCluster() as cluster:
-        online = RedisOnline(f"{cluster.url}&wait_s=1")
+        online = RedisOnlineStore(f"{cluster.url}&wait_s=1")
         assert online.note("s") is None
         online.put("s", [(b"%d" % n, row(n)) for n in range(200)], NOW)
         cluster.nodes[1].kill()
@@ -699,7 +701,7 @@ def test_cluster_what_is_lost_before_the_first_mark_is_seen() -> None:
 
 
 def test_cluster_must_be_called_one(redis_cluster: RedisCluster) -> None:
-    online = RedisOnline(redis_cluster.nodes[0].url)
+    online = RedisOnlineStore(redis_cluster.nodes[0].url)
     for act in (lambda: online.put("s", shuffled(1), NOW), lambda: online.get([("s", list(NEWEST))])):
         with pytest.raises(Unavailable, match="cluster=yes"):
             act()
@@ -708,7 +710,7 @@ def test_cluster_must_be_called_one(redis_cluster: RedisCluster) -> None:
 
 def test_redis_through_a_socket_of_this_machine(redis_server: RedisServer, tmp_path: Path) -> None:
     with RedisServer(unixsocket=f"{tmp_path}/redis.sock") as server:
-        online = RedisOnline(f"redis://localhost/0?socket={tmp_path}/redis.sock&wait_s=1")
+        online = RedisOnlineStore(f"redis://localhost/0?socket={tmp_path}/redis.sock&wait_s=1")
         online.put("s", [(b"k", row(1))], NOW)
         assert cell(online) == row(1)
         server.kill()
@@ -719,7 +721,7 @@ def test_redis_through_a_socket_of_this_machine(redis_server: RedisServer, tmp_p
 
 
 def test_redis_that_does_not_answer_is_given_up(redis_server: RedisServer) -> None:
-    online = RedisOnline(f"{redis_server.url}?wait_s=0.2")
+    online = RedisOnlineStore(f"{redis_server.url}?wait_s=0.2")
     online.put("s", [(b"k", row(1))], NOW)
     assert cell(online) == row(1)
     os.kill(redis_server.pid, signal.SIGSTOP)
@@ -734,7 +736,7 @@ def test_redis_that_does_not_answer_is_given_up(redis_server: RedisServer) -> No
 
 def test_readonly_reader_without_lock_file_sees_each_commit_and_cannot_write(tmp_path: Path) -> None:
     url, (ours, theirs) = f"lmdb:{tmp_path}/online", fresh.Pipe()
-    writer = LmdbOnline(url, {"map_bytes": 1 << 20})
+    writer = LmdbOnlineStore(url, {"map_bytes": 1 << 20})
     writer.put("s", [(b"k", row(0))], NOW)
     lock = tmp_path / "online" / "lock.mdb"
     lock.rename(tmp_path / "lock.mdb")
@@ -752,7 +754,7 @@ def test_readonly_reader_without_lock_file_sees_each_commit_and_cannot_write(tmp
 
 
 def _read_without_lock(url: str, channel: Any) -> None:
-    reader = LmdbOnline(url, {"readonly": True, "map_bytes": 1 << 20})
+    reader = LmdbOnlineStore(url, {"readonly": True, "map_bytes": 1 << 20})
     while number := channel.recv():
         found = reader.get([("s", [b"k", b"%d" % number])])[0]
         channel.send(number if found == [row(number), row(1, value=b"x" * 4000)] else -1)
@@ -764,9 +766,9 @@ def _read_without_lock(url: str, channel: Any) -> None:
 
 def test_writer_does_not_reuse_recent_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader without a lock file stays on its snapshot while the writer replaces every page of it many times."""
-    monkeypatch.setattr("falaj.backends.lmdb.GRACE_S", 60.0)
+    monkeypatch.setattr("falaj.backends.lmdb_online.SNAPSHOT_GRACE_S", 60.0)
 
-    writer = LmdbOnline(f"lmdb:{tmp_path}/online")
+    writer = LmdbOnlineStore(f"lmdb:{tmp_path}/online")
     rows = [(b"%04d" % number, row(1)) for number in range(500)]
     writer.put("s", rows, NOW)
     child = fresh.Process(target=_hold_snapshot, args=(str(tmp_path / "online"), str(tmp_path)))

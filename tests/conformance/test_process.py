@@ -15,9 +15,19 @@ from pathlib import Path
 import pytest
 
 from falaj.backends.process import ProcessExecutor
-from falaj.backends.process_files import look
+from falaj.backends.process_files import read_slot_state
 from falaj.core.errors import Conflict, Invalid, Unavailable
-from falaj.core.execute import FAILED, LOST, RUNNING, SUCCEEDED, UNKNOWN, Attempt, CanLaunchMany, CanScale, Executor
+from falaj.core.executor import (
+    FAILED,
+    LOST,
+    RUNNING,
+    SUCCEEDED,
+    UNKNOWN,
+    Attempt,
+    Executor,
+    SupportsBatchLaunch,
+    SupportsScaling,
+)
 from tests.conformance.executors import EXECUTORS, Lab
 from tests.servers.process import wait_until
 
@@ -143,7 +153,7 @@ def test_a_pool_grows_and_shrinks_and_forgets_nobody(opened: Callable[[str], Lab
     lab = opened("?nodes=1&most=3&cpus=1000&memory=512&gpus=1&model=T4")
     pool = lab.executor
     assert isinstance(pool, ProcessExecutor)
-    assert isinstance(pool, CanScale)
+    assert isinstance(pool, SupportsScaling)
     assert [(kind.name, kind.labels["most"], len(kind.devices)) for kind in pool.templates()] == [("node", "3", 1)]
     pool.scale("node", 3)
     lab.nodes = tuple(node.name for node in opened("?nodes=1&most=3&cpus=1000").executor.capacity())
@@ -249,7 +259,7 @@ def test_a_platform_killed_while_it_launches_loses_and_doubles_nothing(lab: Lab,
 
 
 def test_several_are_launched_at_once_and_each_is_answered_for_itself(lab: Lab) -> None:
-    assert isinstance(lab.executor, CanLaunchMany)
+    assert isinstance(lab.executor, SupportsBatchLaunch)
     wide = {"WIDE": "x" * 20_000}  # more of them than a pipe takes
     good = [replace(lab.attempt("sh", "-c", "echo here"), env=wide) for _ in range(7)]
     nowhere = [replace(good[0], id="nowhere", slots=(replace(good[0].slots[0], node="moon"),))]
@@ -263,10 +273,10 @@ def test_several_are_launched_at_once_and_each_is_answered_for_itself(lab: Lab) 
 
 
 def test_one_among_several_that_cannot_begin_says_why_and_the_others_begin(lab: Lab) -> None:
-    assert isinstance(lab.executor, CanLaunchMany)
+    assert isinstance(lab.executor, SupportsBatchLaunch)
     some = [lab.attempt("sh", "-c", "echo here") for _ in range(6)]
     for one in some[1:5:3]:
-        Path(lab.executor._root, one.id).write_text("in the way")  # type: ignore[attr-defined]
+        Path(lab.executor._attempts_folder, one.id).write_text("in the way")  # type: ignore[attr-defined]
     found = lab.executor.launch_all([replace(one, folder="") for one in some])
     assert [isinstance(one, Unavailable) for one in found] == [False, True, False, False, True, False]
     assert all("Not a directory" in str(found[at]) for at in (1, 4))
@@ -276,9 +286,9 @@ def test_one_among_several_that_cannot_begin_says_why_and_the_others_begin(lab: 
 
 
 def test_a_nursery_that_is_lost_among_several_loses_and_doubles_nothing(lab: Lab) -> None:
-    assert isinstance(lab.executor, CanLaunchMany)
+    assert isinstance(lab.executor, SupportsBatchLaunch)
     lab.until(lab.executor.launch(lab.attempt("true")))
-    os.kill(lab.executor._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(lab.executor._fork_server._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     some = [lab.attempt("sh", "-c", "echo here") for _ in range(5)]
     while refused := [one for one in some if one.id not in lab.executor.launch_all(some)]:
         assert len(refused) <= 5
@@ -289,7 +299,7 @@ def test_a_nursery_that_is_lost_among_several_loses_and_doubles_nothing(lab: Lab
 
 def test_a_lost_nursery_is_replaced(lab: Lab) -> None:
     lab.until(lab.executor.launch(lab.attempt("true")))
-    os.kill(lab.executor._nursery._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(lab.executor._fork_server._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     with_luck = lab.attempt("true")
     try:
         handle = lab.executor.launch(with_luck)
@@ -301,10 +311,10 @@ def test_a_lost_nursery_is_replaced(lab: Lab) -> None:
 def test_who_waits_to_become_a_launcher_goes_with_the_executor_and_launchers_stay(lab: Lab) -> None:
     handle = lab.executor.launch(lab.attempt("sh", "-c", f"echo up; {FOREVER}"))
     lab.says(handle, "up")
-    nursery = lab.executor._nursery._process.pid  # type: ignore[attr-defined]
+    nursery = lab.executor._fork_server._process.pid  # type: ignore[attr-defined]
     children = Path(f"/proc/{nursery}/task/{nursery}/children")
     wait_until(lambda: len(children.read_text().split()) == 2, 20)  # the launcher, and who waits
-    launcher = look(Path(lab.executor._root) / handle, 0).pid  # type: ignore[attr-defined]
+    launcher = read_slot_state(Path(lab.executor._attempts_folder) / handle, 0).pid  # type: ignore[attr-defined]
     (waits,) = {int(pid) for pid in children.read_text().split()} - {launcher}
     lab.executor.close()
     wait_until(lambda: not Path(f"/proc/{waits}").exists(), 20)
@@ -315,7 +325,7 @@ def test_who_waits_to_become_a_launcher_goes_with_the_executor_and_launchers_sta
 
 def test_one_who_waits_and_is_killed_is_replaced(lab: Lab) -> None:
     lab.until(lab.executor.launch(lab.attempt("true")))
-    nursery = lab.executor._nursery._process  # type: ignore[attr-defined]
+    nursery = lab.executor._fork_server._process  # type: ignore[attr-defined]
     children = Path(f"/proc/{nursery.pid}/task/{nursery.pid}/children")
     wait_until(lambda: len(children.read_text().split()) == 1, 20)
     os.kill(int(children.read_text()), signal.SIGKILL)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.backends.file import FileSecrets
-from falaj.backends.vault import VaultSecrets
-from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound, Unavailable
-from falaj.core.ports import CanRetire
+from falaj.backends.file_root_keys import FileRootKeyProvider
+from falaj.backends.vault_root_keys import VaultRootKeyProvider
+from falaj.core.errors import CorruptData, Denied, FalajError, Invalid, NotFound, Unavailable
+from falaj.core.ports import SupportsKeyRetirement
 from falaj.core.ref import Ref
-from falaj.govern.keytable import root_wrapped
+from falaj.govern.key_table import decode_root_wrapped
 from tests.govern.keyhouse import House
 from tests.servers.transit import TransitServer
 
@@ -49,19 +49,19 @@ def open_secrets(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: py
 
 def _open(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "file":
-        return FileSecrets(f"file:{folder}/keys", {})
+        return FileRootKeyProvider(f"file:{folder}/keys", {})
     if request.param == "file+passphrase":
         monkeypatch.setenv("A_PASSPHRASE", "open, sesame")
-        return FileSecrets(f"file:{folder}/keys?passphrase=env:A_PASSPHRASE", {})
+        return FileRootKeyProvider(f"file:{folder}/keys?passphrase=env:A_PASSPHRASE", {})
     if request.param == "pkcs11":
-        from falaj.backends.pkcs11 import Pkcs11Secrets
+        from falaj.backends.pkcs11_root_keys import Pkcs11RootKeyProvider
 
         hsm = request.getfixturevalue("softhsm")
         monkeypatch.setenv("A_PIN", hsm.pin)
-        return Pkcs11Secrets(f"pkcs11:{hsm.library}?token={hsm.label}&pin=env:A_PIN", {})
+        return Pkcs11RootKeyProvider(f"pkcs11:{hsm.library}?token={hsm.label}&pin=env:A_PIN", {})
     server: TransitServer = request.getfixturevalue("transit")
     monkeypatch.setenv("A_TOKEN", server.token)
-    return VaultSecrets(f"vault:{server.url}?token=env:A_TOKEN&ca={server.ca}", {})
+    return VaultRootKeyProvider(f"vault:{server.url}?token=env:A_TOKEN&ca={server.ca}", {})
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_another_context_or_another_name_does_not_open(open_secrets: Open, name:
     wrapped = holder.wrap(name, KEY, b"zone ae")
     holder.wrap(f"{name}-b", KEY, b"zone ae")
     for other, context in ((name, b"zone us"), (name, b""), (f"{name}-b", b"zone ae")):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             holder.unwrap(other, wrapped, context)
 
 
@@ -97,7 +97,7 @@ def test_any_changed_byte_or_cut_is_refused(open_secrets: Open, name: str) -> No
     @given(at=st.integers(0, len(wrapped) - 1), flip=st.integers(1, 255), cut=st.booleans())
     def broken(at: int, flip: int, cut: bool) -> None:
         bad = wrapped[:at] if cut else wrapped[:at] + bytes([wrapped[at] ^ flip]) + wrapped[at + 1 :]
-        with pytest.raises((Corrupt, NotFound)):
+        with pytest.raises((CorruptData, NotFound)):
             holder.unwrap(name, bad, b"c")
 
     broken()
@@ -121,12 +121,12 @@ def test_rotating_what_does_not_exist_makes_it(open_secrets: Open, name: str) ->
 
 def test_a_retired_version_opens_nothing_and_the_newest_never_retires(open_secrets: Open, name: str) -> None:
     holder = open_secrets()
-    assert isinstance(holder, CanRetire)
+    assert isinstance(holder, SupportsKeyRetirement)
     old = holder.wrap(name, KEY, b"c")
     holder.rotate(name)
     new = holder.wrap(name, KEY, b"c")
-    holder.retire(name, below=99)
-    with pytest.raises((Corrupt, NotFound)):
+    holder.retire(name, below_version=99)
+    with pytest.raises((CorruptData, NotFound)):
         holder.unwrap(name, old, b"c")
     assert holder.unwrap(name, new, b"c") == KEY
 
@@ -164,7 +164,7 @@ def test_a_holder_shows_nothing_of_itself(open_secrets: Open, name: str) -> None
 
 
 def test_bytes_of_another_provider_are_corrupt(open_secrets: Open, name: str) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         open_secrets().unwrap(name, b"\x63" + os.urandom(80), b"c")
 
 
@@ -178,7 +178,7 @@ def test_a_whole_house_stands_on_it_and_its_root_rotates(open_secrets: Open, tmp
     other.ring.table.root = name
     assert other.read("t") == {"n": 1}
     with other.ledger.read(other.house_ctx()) as tx:
-        wrapped = root_wrapped(tx.need(Ref("key", "keys", "zone.uae")).body["versions"]["1"])
+        wrapped = decode_root_wrapped(tx.need(Ref("key", "keys", "zone.uae")).body["versions"]["1"])
     assert other.secrets.version(wrapped) == other.secrets.newest(name) == 2
     house.ledger.close()
     other.ledger.close()
@@ -189,30 +189,30 @@ def test_a_whole_house_stands_on_it_and_its_root_rotates(open_secrets: Open, tmp
 
 def test_wider_permissions_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
-    FileSecrets(f"file:{folder}", {}).wrap("root", KEY, b"c")
+    FileRootKeyProvider(f"file:{folder}", {}).wrap("root", KEY, b"c")
     assert folder.stat().st_mode & 0o777 == 0o700
     (file,) = folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     for mode in (0o640, 0o604, 0o620, 0o610):
         file.chmod(mode)
         with pytest.raises(Invalid, match="open to other users"):
-            FileSecrets(f"file:{folder}", {}).wrap("root", KEY, b"c")
+            FileRootKeyProvider(f"file:{folder}", {}).wrap("root", KEY, b"c")
     file.chmod(0o600)
     for mode in (0o750, 0o701, 0o777):
         folder.chmod(mode)
         with pytest.raises(Invalid, match="open to other users"):
-            FileSecrets(f"file:{folder}", {})
+            FileRootKeyProvider(f"file:{folder}", {})
     folder.chmod(0o700)
-    assert FileSecrets(f"file:{folder}", {}).newest("root") == 1
+    assert FileRootKeyProvider(f"file:{folder}", {}).newest("root") == 1
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    real = FileSecrets(f"file:{tmp_path}/real", {})
+    real = FileRootKeyProvider(f"file:{tmp_path}/real", {})
     wrapped = real.wrap("root", KEY, b"c")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(Invalid):
-        FileSecrets(f"file:{tmp_path}/link", {})
-    other = FileSecrets(f"file:{tmp_path}/other", {})
+        FileRootKeyProvider(f"file:{tmp_path}/link", {})
+    other = FileRootKeyProvider(f"file:{tmp_path}/other", {})
     (tmp_path / "other" / "root.1.key").symlink_to(tmp_path / "real" / "root.1.key")
     with pytest.raises(Invalid):
         other.unwrap("root", wrapped, b"c")
@@ -220,36 +220,36 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 def test_a_passphrase_keeps_the_key_off_the_disk(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/keys"
-    wrapped = FileSecrets(url, {"passphrase": "right"}).wrap("root", KEY, b"c")
+    wrapped = FileRootKeyProvider(url, {"passphrase": "right"}).wrap("root", KEY, b"c")
     assert "plain" not in (tmp_path / "keys" / "root.1.key").read_text()
     for options in ({}, {"passphrase": "wrong"}):
         with pytest.raises(Invalid, match="passphrase"):
-            FileSecrets(url, options).unwrap("root", wrapped, b"c")
-    assert FileSecrets(url, {"passphrase": "right"}).unwrap("root", wrapped, b"c") == KEY
+            FileRootKeyProvider(url, options).unwrap("root", wrapped, b"c")
+    assert FileRootKeyProvider(url, {"passphrase": "right"}).unwrap("root", wrapped, b"c") == KEY
 
 
 @pytest.mark.parametrize(
     "content", ["", "falaj-root-1", "falaj-root-1 plain !!!", "falaj-root-9 plain AAAA", "falaj-root-1 plain AAAA"]
 )
 def test_a_damaged_key_file_is_corrupt_and_stays_as_it_is(tmp_path: Path, content: str) -> None:
-    holder = FileSecrets(f"file:{tmp_path}/keys", {})
+    holder = FileRootKeyProvider(f"file:{tmp_path}/keys", {})
     file = tmp_path / "keys" / "root.1.key"
     file.write_text(content)
     file.chmod(0o600)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         holder.wrap("root", KEY, b"c")
     assert file.read_text() == content
 
 
 def test_a_folder_that_went_away_is_said(tmp_path: Path) -> None:
-    holder = FileSecrets(f"file:{tmp_path}/keys", {})
+    holder = FileRootKeyProvider(f"file:{tmp_path}/keys", {})
     (tmp_path / "keys").rmdir()
     with pytest.raises(Unavailable, match="cannot be written"):
         holder.wrap("root", KEY, b"c")
 
 
 def test_a_half_written_file_of_a_crash_is_no_version(tmp_path: Path) -> None:
-    holder = FileSecrets(f"file:{tmp_path}/keys", {})
+    holder = FileRootKeyProvider(f"file:{tmp_path}/keys", {})
     (tmp_path / "keys" / ".0011223344556677.tmp").write_text("falaj-root-1 pl")
     assert holder.newest("root") == 0
     assert holder.unwrap("root", holder.wrap("root", KEY, b"c"), b"c") == KEY
@@ -261,11 +261,11 @@ def test_a_half_written_file_of_a_crash_is_no_version(tmp_path: Path) -> None:
 def test_root_keys_cannot_leave_the_token(softhsm: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     import pkcs11
 
-    from falaj.backends.pkcs11 import Pkcs11Secrets
+    from falaj.backends.pkcs11_root_keys import Pkcs11RootKeyProvider
 
-    holder = Pkcs11Secrets(f"pkcs11:{softhsm.library}", {"token": softhsm.label, "pin": softhsm.pin})
+    holder = Pkcs11RootKeyProvider(f"pkcs11:{softhsm.library}", {"token": softhsm.label, "pin": softhsm.pin})
     holder.wrap(name, KEY, b"c")
-    (key,) = holder._door.session.get_objects({pkcs11.Attribute.LABEL: f"falaj-{name}-v1"})
+    (key,) = holder._login.session.get_objects({pkcs11.Attribute.LABEL: f"falaj-{name}-v1"})
     with pytest.raises(pkcs11.PKCS11Error):
         _ = key[pkcs11.Attribute.VALUE]
     assert key[pkcs11.Attribute.EXTRACTABLE] is False
@@ -273,10 +273,10 @@ def test_root_keys_cannot_leave_the_token(softhsm: Any, monkeypatch: pytest.Monk
 
 
 def test_a_pin_in_the_address_is_refused(softhsm: Any) -> None:
-    from falaj.backends.pkcs11 import Pkcs11Secrets
+    from falaj.backends.pkcs11_root_keys import Pkcs11RootKeyProvider
 
     with pytest.raises(Invalid, match="pin") as refused:
-        Pkcs11Secrets(f"pkcs11:{softhsm.library}?token={softhsm.label}&pin={softhsm.pin}", {})
+        Pkcs11RootKeyProvider(f"pkcs11:{softhsm.library}?token={softhsm.label}&pin={softhsm.pin}", {})
     assert softhsm.pin not in str(refused.value)
 
 
@@ -284,19 +284,19 @@ def test_a_pin_in_the_address_is_refused(softhsm: Any) -> None:
     ("library", "token", "error"), [("/nowhere.so", "falaj-test", Unavailable), ("", "no-such-token", Unavailable)]
 )
 def test_a_missing_library_or_token_is_said(softhsm: Any, library: str, token: str, error: type[FalajError]) -> None:
-    from falaj.backends.pkcs11 import Pkcs11Secrets
+    from falaj.backends.pkcs11_root_keys import Pkcs11RootKeyProvider
 
     with pytest.raises(error):
-        Pkcs11Secrets(f"pkcs11:{library or softhsm.library}", {"token": token, "pin": softhsm.pin})
+        Pkcs11RootKeyProvider(f"pkcs11:{library or softhsm.library}", {"token": token, "pin": softhsm.pin})
 
 
 # the transit API
 
 
 @contextlib.contextmanager
-def vault(server: TransitServer, monkeypatch: pytest.MonkeyPatch, token: str = "") -> Iterator[VaultSecrets]:
+def vault(server: TransitServer, monkeypatch: pytest.MonkeyPatch, token: str = "") -> Iterator[VaultRootKeyProvider]:
     monkeypatch.setenv("A_TOKEN", token or server.token)
-    with contextlib.closing(VaultSecrets(f"vault:{server.url}?token=env:A_TOKEN&ca={server.ca}", {})) as holder:
+    with contextlib.closing(VaultRootKeyProvider(f"vault:{server.url}?token=env:A_TOKEN&ca={server.ca}", {})) as holder:
         yield holder
 
 
@@ -333,7 +333,7 @@ def test_a_server_that_cannot_answer_is_said_and_no_key_leaks(
 def test_the_certificate_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     with TransitServer() as server:
         monkeypatch.setenv("A_TOKEN", server.token)
-        holder = VaultSecrets(f"vault:{server.url}?token=env:A_TOKEN", {})
+        holder = VaultRootKeyProvider(f"vault:{server.url}?token=env:A_TOKEN", {})
         with contextlib.closing(holder), pytest.raises(Unavailable):
             holder.wrap("root", KEY, b"c")
         assert server.requests == []
@@ -343,7 +343,7 @@ def test_the_certificate_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_http_to_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("A_TOKEN", "t")
     with pytest.raises(Invalid):
-        VaultSecrets(f"{url}?token=env:A_TOKEN", {})
+        VaultRootKeyProvider(f"{url}?token=env:A_TOKEN", {})
 
 
 def test_a_server_that_is_gone_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

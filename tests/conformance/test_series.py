@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends.series_postgres import PostgresSeries
-from falaj.backends.series_sqlite import SqliteSeries
-from falaj.core.errors import Corrupt, Invalid, Unavailable
-from falaj.core.ports import Block, Series
-from falaj.store.measures import Measured, bring
+from falaj.backends.series_postgres import PostgresSeriesStore
+from falaj.backends.series_sqlite import SqliteSeriesStore
+from falaj.core.errors import CorruptData, Invalid, Unavailable
+from falaj.core.ports import SeriesBlock, SeriesStore
+from falaj.store.series_backup import SeriesDump, restore_series
 
 ENGINES = ("sqlite", "postgresql")
-Open = Callable[[], Series]
+Open = Callable[[], SeriesStore]
 
 
-def make(url: str) -> Series:
-    return SqliteSeries(url) if url.startswith("sqlite:") else PostgresSeries(url, {"wait_s": 5})
+def make(url: str) -> SeriesStore:
+    return SqliteSeriesStore(url) if url.startswith("sqlite:") else PostgresSeriesStore(url, {"wait_s": 5})
 
 
 @pytest.fixture(params=ENGINES)
@@ -34,9 +34,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def opened(url: str) -> Iterator[Open]:
     """Each call opens the same database once more, as another process would."""
-    made: list[Series] = []
+    made: list[SeriesStore] = []
 
-    def open_it() -> Series:
+    def open_it() -> SeriesStore:
         made.append(make(url))
         return made[-1]
 
@@ -46,52 +46,54 @@ def opened(url: str) -> Iterator[Open]:
 
 
 @pytest.fixture
-def series(opened: Open) -> Series:
+def series(opened: Open) -> SeriesStore:
     return opened()
 
 
-def block(id_: str, low: str = "", *, series: str = "s", shelf: str = "", tenant: str = "t", **other: object) -> Block:
-    bare = Block(tenant, series, shelf, id_, "z", low, low, 1, 1.0, b"\x00data\xff" + id_.encode())
+def block(
+    id_: str, low: str = "", *, series: str = "s", shelf: str = "", tenant: str = "t", **other: object
+) -> SeriesBlock:
+    bare = SeriesBlock(tenant, series, shelf, id_, "z", low, low, 1, 1.0, b"\x00data\xff" + id_.encode())
     return bare._replace(**other)
 
 
-def ids(blocks: list[Block]) -> list[str]:
+def ids(blocks: list[SeriesBlock]) -> list[str]:
     return [one.id for one in blocks]
 
 
-def test_blocks_come_back_as_they_were(series: Series) -> None:
+def test_blocks_come_back_as_they_were(series: SeriesStore) -> None:
     whole = block("a", "5", high="9", length=7, at=1735689600.123456, told=False, shelf="m1", data=bytes(range(256)))
     series.append([whole])
     assert series.read("t", ["s"], "m1") == [whole]
     assert series.read("t", ["s"], "") == series.read("other", ["s"], "m1") == series.read("t", ["r"], "m1") == []
 
 
-def test_they_come_in_order_and_from_a_place_on(series: Series) -> None:
+def test_they_come_in_order_and_from_a_place_on(series: SeriesStore) -> None:
     series.append([block("c", "3"), block("a", "1"), block("b", "2", high="8"), block("d", "2")])
     assert ids(series.read("t", ["s"], "")) == ["a", "d", "b", "c"]
     assert ids(series.read("t", ["s"], "", "3")) == ["b", "c"]
     assert ids(series.read("t", ["s"], "", "", 2)) == ["a", "d"]
 
 
-def test_many_series_are_read_at_once(series: Series) -> None:
+def test_many_series_are_read_at_once(series: SeriesStore) -> None:
     series.append([block("a", series=name) for name in ("r3", "r1", "r2")])
     assert [one.series for one in series.read("t", ["r1", "r3", "nobody"], "")] == ["r1", "r3"]
     assert series.read("t", [], "") == []
 
 
-def test_the_same_block_twice_is_one(series: Series) -> None:
+def test_the_same_block_twice_is_one(series: SeriesStore) -> None:
     series.append([block("a"), block("b")])
     series.append([block("a", data=b"another"), block("c")])
     assert ids(series.read("t", ["s"], "")) == ["a", "b", "c"]
     assert series.read("t", ["s"], "")[0].data == block("a").data
 
 
-def test_appending_nothing_is_nothing(series: Series) -> None:
+def test_appending_nothing_is_nothing(series: SeriesStore) -> None:
     series.append([])
     assert series.read("t", ["s"], "") == []
 
 
-def test_changes_since_a_cursor(series: Series) -> None:
+def test_changes_since_a_cursor(series: SeriesStore) -> None:
     series.append([block("old")])
     found, start = series.changes("t")
     assert found == []
@@ -104,12 +106,12 @@ def test_changes_since_a_cursor(series: Series) -> None:
     assert set(ids(series.changes("t", start)[0])) >= {"a", "b"}
 
 
-def test_a_bad_cursor_is_refused(series: Series) -> None:
+def test_a_bad_cursor_is_refused(series: SeriesStore) -> None:
     with pytest.raises(Invalid):
         series.changes("t", "here")
 
 
-def test_a_swap_is_all_or_nothing(series: Series) -> None:
+def test_a_swap_is_all_or_nothing(series: SeriesStore) -> None:
     series.append([block("a"), block("b"), block("c")])
     _, start = series.changes("t")
     assert series.swap("t", "s", ["a", "b"], [block("ab", "1", shelf="m1")])
@@ -138,7 +140,7 @@ def test_of_two_swaps_one_wins(opened: Open) -> None:
     assert len(first.read("t", ["s"], "")) == 1
 
 
-def test_a_series_is_deleted_whole_and_alone(series: Series) -> None:
+def test_a_series_is_deleted_whole_and_alone(series: SeriesStore) -> None:
     series.append([block("a"), block("b", shelf="m1"), block("c", series="r"), block("d", tenant="u")])
     series.delete("t", "s")
     assert series.read("t", ["s"], "") == series.read("t", ["s"], "m1") == []
@@ -146,7 +148,7 @@ def test_a_series_is_deleted_whole_and_alone(series: Series) -> None:
     assert ids(series.read("u", ["s"], "")) == ["d"]
 
 
-def test_what_is_old_expires(series: Series) -> None:
+def test_what_is_old_expires(series: SeriesStore) -> None:
     series.append(
         [block("a", series="log.1", at=1.0), block("b", series="log.1", at=9.0), block("c", series="run", at=1.0)]
     )
@@ -154,7 +156,7 @@ def test_what_is_old_expires(series: Series) -> None:
     assert ids(series.read("t", ["log.1", "run"], "")) == ["b", "c"]
 
 
-def test_everything_is_given_out_and_taken_back(series: Series) -> None:
+def test_everything_is_given_out_and_taken_back(series: SeriesStore) -> None:
     every = [
         block(f"b{n:04d}", f"{n:04d}", series=f"s{n % 7}", shelf="x" * (n % 2), told=n % 3 > 0) for n in range(1200)
     ]
@@ -166,14 +168,16 @@ def test_everything_is_given_out_and_taken_back(series: Series) -> None:
         "other": block("other", tenant="u", zone="y"),
     }
     series.delete("t", "s1")
-    chunks = [*Measured(series, "z")]
+    chunks = [*SeriesDump(series, "z")]
     assert len(chunks) == 1
-    assert bring([chunks[0][n : n + 1000] for n in range(0, len(chunks[0]), 1000)], series) == 1200 - len(every[1::7])
+    assert restore_series([chunks[0][n : n + 1000] for n in range(0, len(chunks[0]), 1000)], series) == 1200 - len(
+        every[1::7]
+    )
     assert ids(series.read("t", ["s1"], "")) == []
     series.append([one for one in given if one.series == "s1"])
     assert sorted(series.dump()) == sorted(given)
-    with pytest.raises(Corrupt):
-        bring([chunks[0][:-1]], series)
+    with pytest.raises(CorruptData):
+        restore_series([chunks[0][:-1]], series)
 
 
 def test_two_open_the_same(opened: Open) -> None:
@@ -191,7 +195,7 @@ def test_many_write_at_once_and_nothing_is_missed(opened: Open) -> None:
     seen: set[str] = set()
     done = threading.Event()
 
-    def write(writer: Series, name: str) -> None:
+    def write(writer: SeriesStore, name: str) -> None:
         for n in range(40):
             writer.append([block(f"{name}{n:03}", series=name)])
 
@@ -257,7 +261,7 @@ def test_on_postgres_what_commits_late_is_told(new_postgres: Callable[[], str]) 
     import psycopg
 
     url = new_postgres()
-    series = PostgresSeries(url)
+    series = PostgresSeriesStore(url)
     _, start = series.changes("t")
     with psycopg.connect(url) as late:
         late.execute(
@@ -274,7 +278,7 @@ def test_on_postgres_what_commits_late_is_told(new_postgres: Callable[[], str]) 
 
 def test_a_damaged_file_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "series.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(Corrupt):
-        SqliteSeries(f"sqlite:{tmp_path}/series.db")
+    with pytest.raises(CorruptData):
+        SqliteSeriesStore(f"sqlite:{tmp_path}/series.db")
     with pytest.raises(Invalid):
-        SqliteSeries(f"sqlite:{tmp_path}/no/such/folder/series.db")
+        SqliteSeriesStore(f"sqlite:{tmp_path}/no/such/folder/series.db")

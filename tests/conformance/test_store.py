@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.errors import Invalid, Stale
-from falaj.core.ports import CanCopy, CanGroup, EventRow, Key, Query, Row, Store
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.errors import Invalid, StaleRevision
+from falaj.core.ports import EventRow, LedgerStore, RecordKey, RecordQuery, StoredRow, SupportsDump, SupportsGroupCommit
 
 ENGINES = ("sqlite", "postgresql")
-Open = Callable[[], Store]
+Open = Callable[[], LedgerStore]
 
 
 @pytest.fixture(params=ENGINES)
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Each call opens the same database once more, as another process would."""
-    made: list[Store] = []
+    made: list[LedgerStore] = []
     file = f"sqlite:{tmp_path}/ledger.db"
     url: str = file if request.param == "sqlite" else request.getfixturevalue("new_postgres")()
 
-    def open_it() -> Store:
-        made.append(SqliteStore(url) if request.param == "sqlite" else PostgresStore(url, {"wait_s": 5}))
+    def open_it() -> LedgerStore:
+        made.append(SqliteLedgerStore(url) if request.param == "sqlite" else PostgresLedgerStore(url, {"wait_s": 5}))
         return made[-1]
 
     yield open_it
@@ -33,26 +33,26 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def store(opened: Open) -> Store:
+def store(opened: Open) -> LedgerStore:
     return opened()
 
 
-def key(name: str = "a", **other: str) -> Key:
-    return Key(**{"tenant": "t", "kind": "thing", "project": "p", "name": name} | other)
+def key(name: str = "a", **other: str) -> RecordKey:
+    return RecordKey(**{"tenant": "t", "kind": "thing", "project": "p", "name": name} | other)
 
 
-def row(name: str = "a", rev: int = 1, cell: str = "c", at: float = 1.0, **terms: str) -> Row:
-    return Row(key(name), rev, cell, b"\x00body\xff", at, tuple(sorted(terms.items())))
+def row(name: str = "a", rev: int = 1, cell: str = "c", at: float = 1.0, **terms: str) -> StoredRow:
+    return StoredRow(key(name), rev, cell, b"\x00body\xff", at, tuple(sorted(terms.items())))
 
 
 def event(n: int, tenant: str = "t", zone: str = "z", inputs: tuple[str, ...] = ()) -> EventRow:
-    subject = Key(tenant, "thing", "p", f"n{n}", "r1")
+    subject = RecordKey(tenant, "thing", "p", f"n{n}", "r1")
     return EventRow(
         f"id{n}", tenant, zone, f"verb{n % 2}", f"actor{n % 3}", subject, float(n), f"req{n}", b"l" * 32, b"\0d", inputs
     )
 
 
-def write(store: Store, *rows: Row, events: tuple[EventRow, ...] = ()) -> None:
+def write(store: LedgerStore, *rows: StoredRow, events: tuple[EventRow, ...] = ()) -> None:
     txn = store.begin(write=True)
     for item in rows:
         txn.put(item, 0)
@@ -61,14 +61,14 @@ def write(store: Store, *rows: Row, events: tuple[EventRow, ...] = ()) -> None:
     txn.commit()
 
 
-def names(store: Store, **asked: object) -> list[str]:
+def names(store: LedgerStore, **asked: object) -> list[str]:
     txn = store.begin(write=False)
-    found = [r.key.name for r in txn.find(Query("t", "thing", **asked)).rows]  # type: ignore[arg-type]
+    found = [r.key.name for r in txn.find(RecordQuery("t", "thing", **asked)).rows]  # type: ignore[arg-type]
     txn.rollback()
     return found
 
 
-def test_a_row_comes_back_as_it_was(store: Store) -> None:
+def test_a_row_comes_back_as_it_was(store: LedgerStore) -> None:
     write(store, row(color="red", size="l"))
     txn = store.begin(write=False)
     assert txn.get(key()) == row(color="red", size="l")
@@ -77,14 +77,14 @@ def test_a_row_comes_back_as_it_was(store: Store) -> None:
     txn.rollback()
 
 
-def test_creating_twice_and_stale_revisions_are_refused_and_harm_nothing(store: Store) -> None:
+def test_creating_twice_and_stale_revisions_are_refused_and_harm_nothing(store: LedgerStore) -> None:
     write(store, row())
     txn = store.begin(write=True)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         txn.put(row(), 0)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         txn.put(row(rev=8), 7)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         txn.delete(key(), 7)
     txn.put(row(rev=2, cell="d"), 1)
     txn.commit()
@@ -93,7 +93,7 @@ def test_creating_twice_and_stale_revisions_are_refused_and_harm_nothing(store: 
     txn.rollback()
 
 
-def test_rollback_leaves_nothing(store: Store) -> None:
+def test_rollback_leaves_nothing(store: LedgerStore) -> None:
     txn = store.begin(write=True)
     txn.put(row(color="red"), 0)
     txn.append([event(1)])
@@ -102,7 +102,7 @@ def test_rollback_leaves_nothing(store: Store) -> None:
     assert store.events() == []
 
 
-def test_a_reader_keeps_its_snapshot(store: Store) -> None:
+def test_a_reader_keeps_its_snapshot(store: LedgerStore) -> None:
     write(store, row("a"))
     reader = store.begin(write=False)
     assert reader.get(key("a"))
@@ -112,7 +112,7 @@ def test_a_reader_keeps_its_snapshot(store: Store) -> None:
     assert names(store) == ["a", "b"]
 
 
-def test_a_reader_cannot_write(store: Store) -> None:
+def test_a_reader_cannot_write(store: LedgerStore) -> None:
     txn = store.begin(write=False)
     for act in (lambda: txn.put(row(), 0), lambda: txn.delete(key(), 1), lambda: txn.append([event(1)])):
         with pytest.raises(Invalid):
@@ -120,7 +120,7 @@ def test_a_reader_cannot_write(store: Store) -> None:
     txn.rollback()
 
 
-def test_terms_follow_the_record(store: Store) -> None:
+def test_terms_follow_the_record(store: LedgerStore) -> None:
     write(store, row("a", color="red", size="l"), row("b", color="red", size="s"))
     assert names(store, terms={"color": "red"}) == ["a", "b"]
     assert names(store, terms={"color": "red", "size": "s"}) == ["b"]
@@ -132,12 +132,12 @@ def test_terms_follow_the_record(store: Store) -> None:
     assert names(store, terms={"color": "blue"}) == ["a"]
 
 
-def test_terms_that_come_and_go_in_one_transaction_are_found_as_they_stand(store: Store) -> None:
+def test_terms_that_come_and_go_in_one_transaction_are_found_as_they_stand(store: LedgerStore) -> None:
     write(store, row("a", color="red"))
     txn = store.begin(write=True)
     txn.put(row("a", 2, color="blue"), 1)
     txn.put(row("b", 1, color="blue"), 0)
-    assert [r.key.name for r in txn.find(Query("t", "thing", terms={"color": "blue"})).rows] == ["a", "b"]
+    assert [r.key.name for r in txn.find(RecordQuery("t", "thing", terms={"color": "blue"})).rows] == ["a", "b"]
     txn.put(row("a", 3, color="red"), 2)
     txn.put(row("b", 2, color="green"), 1)
     txn.put(row("b", 3, color="blue"), 2)
@@ -148,12 +148,12 @@ def test_terms_that_come_and_go_in_one_transaction_are_found_as_they_stand(store
     assert names(store, terms={"color": "green"}) == []
 
 
-def test_what_a_writer_knows_of_the_row_before_is_as_good_as_read(store: Store) -> None:
+def test_what_a_writer_knows_of_the_row_before_is_as_good_as_read(store: LedgerStore) -> None:
     write(store, row(color="red", size="l"))
     known = ("c", (("size", "l"), ("color", "red")))
     txn = store.begin(write=True)
     txn.put(replace(row(rev=2, color="blue", size="l"), before=known), 1)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         txn.put(replace(row(rev=2, color="green"), before=known), 1)
     txn.put(replace(row(rev=3, cell="d", size="l"), before=("c", (("color", "blue"), ("size", "l")))), 2)
     txn.commit()
@@ -165,14 +165,14 @@ def test_what_a_writer_knows_of_the_row_before_is_as_good_as_read(store: Store) 
     txn.rollback()
 
 
-def test_find_filters_in_the_query_and_pages_without_gap_or_repeat(store: Store) -> None:
+def test_find_filters_in_the_query_and_pages_without_gap_or_repeat(store: LedgerStore) -> None:
     rows = [row(f"n{i:02}", cell=f"c{i % 3}", at=float(i % 4), parity=str(i % 2)) for i in range(20)]
     write(store, *rows)
     cells = frozenset({"c0", "c2", "elsewhere"})
     wanted = [r for r in rows if r.cell in cells and dict(r.terms)["parity"] == "1"]
     for newest in (False, True):
-        seen: list[Row] = []
-        query = Query("t", "thing", terms={"parity": "1"}, cells=cells, newest=newest, limit=3)
+        seen: list[StoredRow] = []
+        query = RecordQuery("t", "thing", terms={"parity": "1"}, cells=cells, newest=newest, limit=3)
         txn = store.begin(write=False)
         while True:
             page = txn.find(query)
@@ -189,17 +189,17 @@ def test_find_filters_in_the_query_and_pages_without_gap_or_repeat(store: Store)
     assert names(store, project="q") == names(store, cells=frozenset()) == []
 
 
-def test_names_sort_by_bytes_on_every_engine(store: Store) -> None:
+def test_names_sort_by_bytes_on_every_engine(store: LedgerStore) -> None:
     given = ["Zebra", "apple", "a-b", "a.b", "ab", "éclair", "日本"]
     write(store, *[row(name) for name in given])
     assert names(store) == sorted(given, key=str.encode)
 
 
-def test_a_bad_cursor_is_the_callers_fault(store: Store) -> None:
+def test_a_bad_cursor_is_the_callers_fault(store: LedgerStore) -> None:
     txn = store.begin(write=False)
     for after in ("x", "[1]", '["a","b"]', '{"a":1}', "[[],1,2]"):
         with pytest.raises(Invalid):
-            txn.find(Query("t", "thing", after=after))
+            txn.find(RecordQuery("t", "thing", after=after))
     txn.rollback()
     for pos in ("x", "1" * 39, "g" * 40):
         with pytest.raises(Invalid):
@@ -208,7 +208,7 @@ def test_a_bad_cursor_is_the_callers_fault(store: Store) -> None:
         store.events(nonsense="x")
 
 
-def test_cells_are_distinct_and_of_one_tenant_and_kind(store: Store) -> None:
+def test_cells_are_distinct_and_of_one_tenant_and_kind(store: LedgerStore) -> None:
     other = replace(row("x", cell="foreign"), key=key("x", tenant="u"))
     write(store, *[row(f"n{i}", cell=f"c{i % 5}") for i in range(30)], other)
     txn = store.begin(write=False)
@@ -217,7 +217,7 @@ def test_cells_are_distinct_and_of_one_tenant_and_kind(store: Store) -> None:
     txn.rollback()
 
 
-def test_the_log_is_read_in_order_by_filter_and_by_cursor(store: Store) -> None:
+def test_the_log_is_read_in_order_by_filter_and_by_cursor(store: LedgerStore) -> None:
     write(store, events=(event(1, inputs=("a:b/c@v1", "a:b/d@v2")), event(2, zone="y")))
     write(store, events=(event(3), event(4, tenant="u")))
     seen = store.events()
@@ -232,7 +232,7 @@ def test_the_log_is_read_in_order_by_filter_and_by_cursor(store: Store) -> None:
     assert store.logs() == [("t", "y"), ("t", "z"), ("u", "z")]
 
 
-def test_the_log_is_read_by_several_verbs_and_by_what_has_inputs(store: Store) -> None:
+def test_the_log_is_read_by_several_verbs_and_by_what_has_inputs(store: LedgerStore) -> None:
     """The same before and after the engine has noted what it knows of: a few commits, then thousands of events."""
     made = [event(n, zone="yz"[n % 2], inputs=("a:b/c@v1",) if n % 7 == 0 else ()) for n in range(1, 301)]
     made += [event(n, tenant="u", inputs=("a:b/c@v1",)) for n in range(301, 304)]
@@ -253,11 +253,11 @@ def test_the_log_is_read_by_several_verbs_and_by_what_has_inputs(store: Store) -
             assert [one.id for one in store.events(verb="verb1", inputs="any", **where)] == odd, where
 
 
-def test_what_is_seldom_said_is_found_among_much_else(store: Store) -> None:
+def test_what_is_seldom_said_is_found_among_much_else(store: LedgerStore) -> None:
     made = [event(n) for n in range(1, 400)]
     for at, kind in ((100, "rare"), (399, "rare"), (250, "rarer")):
-        made[at - 1] = made[at - 1]._replace(subject=Key("t", kind, "p", f"n{at}", "r1"))
-    made[300] = made[300]._replace(subject=Key("t", "thing", "rare", "rare", "r1"), request="often said")
+        made[at - 1] = made[at - 1]._replace(subject=RecordKey("t", kind, "p", f"n{at}", "r1"))
+    made[300] = made[300]._replace(subject=RecordKey("t", "thing", "rare", "rare", "r1"), request="often said")
     write(store, events=tuple(made))
     assert [one.id for one in store.events(kind="rare")] == ["id100", "id399"]
     assert [one.id for one in store.events(kind="rare", verb=" verb1 ")] == ["id399"]
@@ -314,7 +314,7 @@ def test_concurrent_writers_lose_nothing(opened: Open) -> None:
     first = stores[0]
     write(first, row("count", rev=1))
 
-    def add(store: Store, who: int) -> None:
+    def add(store: LedgerStore, who: int) -> None:
         for n in range(10):
             while True:
                 txn = store.begin(write=True)
@@ -325,7 +325,7 @@ def test_concurrent_writers_lose_nothing(opened: Open) -> None:
                     txn.append([event(who * 100 + n)])
                     txn.commit()
                     break
-                except Stale:
+                except StaleRevision:
                     txn.rollback()
 
     run_all([threading.Thread(target=add, args=(stores[i % 2], i)) for i in range(4)])
@@ -342,17 +342,17 @@ def test_a_count_and_a_write_are_one_step(opened: Open) -> None:
     one, two = opened(), opened()
     done: list[str] = []
 
-    def join(store: Store, name: str) -> None:
+    def join(store: LedgerStore, name: str) -> None:
         try:
             txn = store.begin(write=True)
-            if len(txn.find(Query("t", "thing")).rows) == 0:
+            if len(txn.find(RecordQuery("t", "thing")).rows) == 0:
                 gate.wait(timeout=1)
                 txn.put(row(name), 0)
                 txn.commit()
                 done.append(name)
             else:
                 txn.rollback()
-        except (Stale, threading.BrokenBarrierError):
+        except (StaleRevision, threading.BrokenBarrierError):
             txn.rollback()
 
     gate = threading.Barrier(2)
@@ -363,7 +363,7 @@ def test_a_count_and_a_write_are_one_step(opened: Open) -> None:
 
 def test_a_group_is_durable_together_and_undone_one_by_one(opened: Open) -> None:
     store, other = opened(), opened()
-    assert isinstance(store, CanGroup)
+    assert isinstance(store, SupportsGroupCommit)
     with store.group():
         write(store, row("a"), events=(event(1),))
         txn = store.begin(write=True)
@@ -391,18 +391,18 @@ def test_the_cursor_of_now_has_all_before_it_and_the_rest_behind(opened: Open) -
 
 def test_a_look_sees_what_others_committed_and_nothing_of_the_group(opened: Open) -> None:
     store, other = opened(), opened()
-    assert isinstance(store, CanGroup)
+    assert isinstance(store, SupportsGroupCommit)
     write(other, row("a"))
     with store.group():
         write(store, row("b"))
         look = store.look()
-        assert [one.key.name for one in look.find(Query("t", "thing")).rows] == ["a"]
+        assert [one.key.name for one in look.find(RecordQuery("t", "thing")).rows] == ["a"]
         look.rollback()
 
 
 def test_a_dump_taken_while_others_write_is_one_moment(opened: Open) -> None:
     store = opened()
-    assert isinstance(store, CanCopy)
+    assert isinstance(store, SupportsDump)
     write(store, row("a", color="red"), events=(event(1),))
     rows = store.dump()
     first = next(rows)

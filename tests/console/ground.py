@@ -40,10 +40,10 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from falaj.api.server import make_server
-from falaj.console.doing import GIVEN, KEY
-from falaj.console.doors import Console
-from falaj.platform import House, Platform, load_settings
+from falaj.api.http_server import create_http_server
+from falaj.console.handlers import ConsoleHandler
+from falaj.console.operation_forms import ARGUMENTS_FIELD, FORM_TOKEN_FIELD
+from falaj.server import LocalClient, Server, load_settings
 from tests.console import hostile, life, life_rooms, life_sweeps
 from tests.console.dom import Node, read
 from tests.servers.browser import DESK, Chromium, Tab
@@ -113,8 +113,8 @@ class Ground:
     def __init__(self, seeded: Path, home: Path) -> None:
         shutil.copytree(seeded / "house", home)
         self.tokens: dict[str, str] = json.loads((seeded / "tokens.json").read_text())
-        self.house = House(load_settings(str(home), {"zone": "ae-dubai", "sandbox": "off"}))
-        self.server, _ = make_server(self.house, listen="127.0.0.1:0", face=Console)
+        self.house = Server(load_settings(str(home), {"zone": "ae-dubai", "sandbox": "off"}))
+        self.server, _ = create_http_server(self.house, listen="127.0.0.1:0", create_page_handler=ConsoleHandler)
         self.url = self.server.url
         self._visitors: dict[tuple[str, str], Visitor] = {}
 
@@ -134,7 +134,7 @@ class Ground:
 
     def as_(self, person: str, purpose: str = PURPOSE) -> Any:
         """The platform with this person bound: what a page shows can be held against it."""
-        return Platform(self.house, self.house.authenticate(self.tokens[person]), purpose)
+        return LocalClient(self.house, self.house.authenticate(self.tokens[person]), purpose)
 
     def visitor(self, person: str, lang: str = "en", **look: Any) -> "Visitor":
         """A person who is signed in; the same one again when asked again."""
@@ -239,10 +239,10 @@ class Visitor:
         """
         wanted, action = filled.pop("given", ""), f"/console/do/{desk}/{verb}"
         forms = [form for form in self.get(page).tree.all("form") if form["action"] == action]
-        forms = [form for form in forms if wanted in form.one(f"input[name={GIVEN}]")["value"]]
+        forms = [form for form in forms if wanted in form.one(f"input[name={ARGUMENTS_FIELD}]")["value"]]
         assert len(forms) == 1, f"{len(forms)} forms of {action} on {page}"
         fields = {one["name"]: one["value"] for one in forms[0].all("input[type=hidden]")}
-        assert KEY in fields, "the form does not say that it is from a page of ours"
+        assert FORM_TOKEN_FIELD in fields, "the form does not say that it is from a page of ours"
         return self.post(action, {**fields, **{f"f.{name}": value for name, value in filled.items()}})
 
     def follow(self, seen: Seen) -> Seen:

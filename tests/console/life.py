@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from falaj.core.context import Actor, Context
-from falaj.platform import House, Platform
+from falaj.core.context import Actor, CallContext
+from falaj.server import LocalClient, Server
 from tests.town import LABEL, Town
 
 HOUR, DAY = 3600.0, 86400.0
@@ -61,13 +61,13 @@ time.sleep(4)  # by then nobody listens any more: for the platform it runs
 class _Then:
     """The house, for which it is another moment."""
 
-    def __init__(self, house: House, at: float) -> None:
+    def __init__(self, house: Server, at: float) -> None:
         self._house, self._at = house, at
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._house, name)
 
-    def context(self, actor: Actor, **options: Any) -> Context:
+    def context(self, actor: Actor, **options: Any) -> CallContext:
         """As the house makes it, with the clock of then."""
         return replace(self._house.context(actor, **options), now=lambda: self._at)
 
@@ -86,7 +86,7 @@ class Story:
     def as_(self, name: str, ago: float = 0.0, purpose: str = "fraud") -> Any:
         """A person at a moment."""
         then: Any = _Then(self.house, self.now - ago)
-        return Platform(then, self.town.actor(name), purpose)
+        return LocalClient(then, self.town.actor(name), purpose)
 
     def close(self) -> None:
         """The house is closed, and what it was made from goes."""

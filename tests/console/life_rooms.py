@@ -16,21 +16,21 @@ import numpy as np
 
 from falaj.core.errors import Conflict
 from falaj.core.ref import Ref
-from falaj.drift.packing import packed
-from falaj.drift.profile import profile_of, to_json
-from falaj.drift.records import FILE, Profile, Quality
-from falaj.drift.tally import Tally
-from falaj.fleet.subjects import node_subject, pool_subject, run_subject
-from falaj.flows.records import VERB, StepPlan
+from falaj.drift.profiles import build_profile, encode_profile
+from falaj.drift.records import PROFILE_FILE, DataProfile, ModelQuality
+from falaj.drift.tally import DataTally
+from falaj.drift.tally_encoding import encode_tally
+from falaj.fleet.telemetry_targets import make_node_target, make_pool_target, make_run_target
+from falaj.flows.records import STEP_OPERATION, StepPlan
 from falaj.jobs.records import FAILED
-from falaj.monitor.loop import MonitorLoop
-from falaj.monitor.windows import slot_of
-from falaj.serve import replicas
-from falaj.serve.blocks import Whose
-from falaj.serve.counts import Counted, bucket
-from falaj.serve.journal import Logged
-from falaj.serve.sketches import Sketched
-from falaj.store.loop import Turn, house_context
+from falaj.monitor.monitor_loop import MonitorLoop
+from falaj.monitor.windows import find_slot_start
+from falaj.serve import replica_jobs
+from falaj.serve.drift_counts import DriftCountRow
+from falaj.serve.request_counts import CountRow, latency_bucket
+from falaj.serve.request_journal import JournalRow
+from falaj.serve.sealed_blocks import RowOwner
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from tests.console.life import DATA, DAY, HOUR, MODEL, Story, lasting
 from tests.documents import keep_contract
 from tests.flows.yard import Yard, function, taken
@@ -64,25 +64,26 @@ def columns(rows: int, seed: int, shift: float = 0.0) -> dict[str, Any]:
     """Payments as they come; amounts may grow."""
     rng = np.random.default_rng(seed)
     made: dict[str, Any] = {
-        "amount": rng.lognormal(4 + shift, 0.8, rows), "hour": rng.normal(14, 4, rows),
+        "amount": rng.lognormal(4 + shift, 0.8, rows),
+        "hour": rng.normal(14, 4, rows),
         "distance_km": rng.exponential(8, rows),
-    }  # fmt: skip
+    }
     made["city"] = rng.choice(np.array(CITIES, object), rows)
     return {**made, "score": 1 / (1 + np.exp(3 - made["amount"] / 60 + rng.normal(0, 0.5, rows)))}
 
 
-def profile() -> Profile:
+def profile() -> DataProfile:
     """What the scorer was trained on."""
     known = columns(5000, seed=99)
     score = {"score": known.pop("score")}
     tensors = {"x": (*NUMBERS, "city"), "score": ("score",)}
-    quality = Quality("binary", {"accuracy": 0.93}, rows=5000)
-    return profile_of(known, predictions=score, tensors=tensors, segment="city", quality=quality)
+    quality = ModelQuality("binary", {"accuracy": 0.93}, rows=5000)
+    return build_profile(known, predictions=score, tensors=tensors, segment="city", quality=quality)
 
 
 def profiled(folder: Path) -> None:
     """Lay a profile beside a model that is to be published."""
-    (folder / FILE).write_bytes(to_json(profile()))
+    (folder / PROFILE_FILE).write_bytes(encode_profile(profile()))
 
 
 def features(story: Story) -> None:
@@ -122,8 +123,8 @@ def watch(story: Story) -> None:
 
     def turn(to: float) -> None:
         clock["now"] = to
-        ctx = replace(house_context("monitor", "ae-dubai"), now=lambda: clock["now"])
-        while loop.step(Turn(ctx, 1, lambda: True)):
+        ctx = replace(system_context("monitor", "ae-dubai"), now=lambda: clock["now"])
+        while loop.step(LoopIteration(ctx, 1, lambda: True)):
             pass
 
     turn(clock["now"])
@@ -131,13 +132,15 @@ def watch(story: Story) -> None:
     story.as_("mona", 25.8 * HOUR).monitor.change(ENDPOINT, {name: plan[name] for name in list(plan)[:3]})
     turn(now - 25.7 * HOUR)
     found, digest = (getattr(desk.baselines, name)("bank", ENDPOINT, 1) for name in ("profile", "digest"))
-    whose = Whose("bank", ENDPOINT, "ae-dubai")
-    first = slot_of(now - 24 * HOUR, HOUR)
+    whose = RowOwner("bank", ENDPOINT, "ae-dubai")
+    first = find_slot_start(now - 24 * HOUR, HOUR)
     for number in range(24):
-        tally = Tally(found)
+        tally = DataTally(found)
         tally.add(columns(400, seed=number, shift=0.7 if number > 19 else 0.0))
         at = first + number * HOUR + 1800
-        desk.serve.sketches.append(whose, [Sketched(at - 10, at, 1, "r1-1", number + 1, digest, packed(tally))])
+        desk.serve.sketches.append(
+            whose, [DriftCountRow(at - 10, at, 1, "r1-1", number + 1, digest, encode_tally(tally))]
+        )
         _counted(story, first + number * HOUR, 60, seed=number)
         turn(first + (number + 1) * HOUR + 900 if number < 23 else now)
 
@@ -150,8 +153,10 @@ def _counted(
     for minute in range(rows):
         for arm, revision in arms:
             asked = int(40 + 20 * math.sin(minute / 9) + dice.randrange(10)) // (1 if arm == "base" else 4)
-            spread = {bucket(int(us)): max(1, asked // 4) for us in (700, 900, 1500, 4000 + 100 * dice.randrange(9))}
-            row = Counted("bank", str(ENDPOINT), arm, revision, since + minute * 60, asked, asked // 40, spread, 0, 0, "g1", "ae-dubai")  # fmt: skip # noqa: E501
+            spread = {
+                latency_bucket(int(us)): max(1, asked // 4) for us in (700, 900, 1500, 4000 + 100 * dice.randrange(9))
+            }
+            row = CountRow("bank", str(ENDPOINT), arm, revision, since + minute * 60, asked, asked // 40, spread, 0, 0, "g1", "ae-dubai")  # fmt: skip # noqa: E501
             made.append(row)
     story.house.desks["serve"].counts.append(made)
 
@@ -166,15 +171,15 @@ def traffic(story: Story) -> None:
         bodies = json.dumps(asked).encode(), json.dumps(said).encode()
         at, arm = story.now - 1500 + number * 100, ("base", 1) if number % 4 else ("canary", 2)
         rows.append(
-            Logged(at, f"request-{number}", "", *arm, 500 if number == 5 else 200, 900, "amal", *bodies, "json")
+            JournalRow(at, f"request-{number}", "", *arm, 500 if number == 5 else 200, 900, "amal", *bodies, "json")
         )
-    story.house.desks["serve"].journal.append(Whose("bank", ENDPOINT, "ae-dubai"), rows)
+    story.house.desks["serve"].journal.append(RowOwner("bank", ENDPOINT, "ae-dubai"), rows)
 
 
 def settle(story: Story) -> None:
     """The loops run until jobs have come to what the story wants of them. Replicas are stand-ins that serve nothing."""
-    amal, real = story.as_("amal"), replicas.COMMAND
-    setattr(replicas, "COMMAND", STAND_IN)  # noqa: B010 - as tests of endpoints do
+    amal, real = story.as_("amal"), replica_jobs.REPLICA_COMMAND
+    setattr(replica_jobs, "REPLICA_COMMAND", STAND_IN)  # noqa: B010 - as tests of endpoints do
     over = {"fraud/train-1": "succeeded", "fraud/train-2": "failed", "hostile/noisy": "succeeded"}
 
     def ready() -> int:
@@ -191,7 +196,7 @@ def settle(story: Story) -> None:
             lasting(story)
             _until(lambda: "loss" in amal.track.show(amal.jobs.show("job:fraud/train-4").run).metrics)
     finally:
-        setattr(replicas, "COMMAND", real)  # noqa: B010
+        setattr(replica_jobs, "REPLICA_COMMAND", real)  # noqa: B010
 
 
 def _canary(mona: Any) -> bool:
@@ -217,10 +222,15 @@ def flows(story: Story) -> None:
         function("prepare", takes={"data": {"param": "data"}}, outputs={"rows": "dataset:fraud/prepared"}),
         function("train", takes={"rows": taken("prepare", "rows")}, outputs={"model": "model:fraud/retrained"}),
         function("validate", takes={"model": taken("train", "model"), "rows": taken("prepare", "rows")}),
-        StepPlan("tag", VERB, entry="catalog.tag", takes={"name": taken("train", "model"), "alias": "challenger"},
-                 when=taken("validate", "better")),
+        StepPlan(
+            "tag",
+            STEP_OPERATION,
+            entry="catalog.tag",
+            takes={"name": taken("train", "model"), "alias": "challenger"},
+            when=taken("validate", "better"),
+        ),
         function("report", takes={"why": taken("validate", "why")}, always=True),
-    )  # fmt: skip
+    )
     run = yard.start("retrain", *steps, params={"data": DATA})
     yard.end("retrain-1.prepare", {"rows": 600}, rows=f"{DATA}@v3")
     yard.turn(run)
@@ -268,16 +278,21 @@ def telemetry(story: Story) -> None:
             row = {"load": dice.uniform(1, 4), "available": 2000 + dice.uniform(0, 500), "disk": 7e5, "disk_total": 1e6}
             for gpu in range(4):
                 busy = max(0.0, dice.gauss(85, 8)) if node == "hall/node-1" and gpu < 2 else dice.uniform(0, 3)
-                row |= {f"{gpu}.busy": busy, f"{gpu}.memory": 60_000, f"{gpu}.memory_total": 81_559,
-                        f"{gpu}.temperature": 40 + busy / 4, f"{gpu}.power": 90 + busy * 5}  # fmt: skip
-            kept.put(node_subject(node, "ae-dubai"), at, row, story.now)
+                row |= {
+                    f"{gpu}.busy": busy,
+                    f"{gpu}.memory": 60_000,
+                    f"{gpu}.memory_total": 81_559,
+                    f"{gpu}.temperature": 40 + busy / 4,
+                    f"{gpu}.power": 90 + busy * 5,
+                }
+            kept.put(make_node_target(node, "ae-dubai"), at, row, story.now)
             if node == "hall/node-1":
                 told = {name: value for name, value in row.items() if name[0] in "01"}
-                kept.put(run_subject("bank", job.run.name, "ae-dubai"), at, told, story.now)
+                kept.put(make_run_target("bank", job.run.name, "ae-dubai"), at, told, story.now)
     for hour in range(23):
         held = 1000 * max(0.0, 4 + 3 * math.sin(hour / 4) + dice.uniform(-1, 1))
         load = {"capacity": 8000, "held": held, "waiting": 6000, "empty": 4000, "largest": 4000}
         for pool, share in (("gpu:H100", 1.0), ("cpu", 0.5)):
             told = {name: value * share for name, value in load.items()}
-            kept.put(pool_subject(pool, "ae-dubai"), story.now - hour * HOUR - 30, told, story.now)
+            kept.put(make_pool_target(pool, "ae-dubai"), story.now - hour * HOUR - 30, told, story.now)
     kept.flush()

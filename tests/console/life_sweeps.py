@@ -2,9 +2,9 @@
 
 from falaj.core.ref import Ref
 from falaj.jobs.records import JobSpec
-from falaj.store.loop import Turn, house_context
-from falaj.study.loop import SweepLoop
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from falaj.study.records import SweepPlan
+from falaj.study.sweep_loop import SweepLoop
 from falaj.track.records import Metric
 from tests.console.life import DAY, Story
 
@@ -22,7 +22,7 @@ def sweep(story: Story) -> None:
     loop = SweepLoop(story.house.ledger, story.house.desks["sweeps"])
 
     def turn() -> None:
-        loop.step(Turn(house_context("sweeps", story.house.settings.zone), 1, lambda: True))
+        loop.step(LoopIteration(system_context("sweeps", story.house.settings.zone), 1, lambda: True))
 
     turn()
     for trial in amal.sweeps.show(SWEEP).trials:

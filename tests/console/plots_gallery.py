@@ -12,10 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from falaj.console import plots
-from falaj.console.assets import FOLDER, KINDS
+from falaj.console.assets import CONTENT_TYPE_BY_SUFFIX, STATIC_FOLDER
 from falaj.console.markup import Html, h
-from falaj.console.plots.places import place_of
-from falaj.console.words import Words, words
+from falaj.console.plots.region_coordinates import find_coordinates
+from falaj.console.words import Translator, load_translator
 
 NOON = 1_790_000_000.0
 HOSTILE = '"><img src=x onerror=alert(1)>\u202egnp</script>'
@@ -26,7 +26,7 @@ CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; 
 class Reader:
     """What plots ask of a view."""
 
-    t: Words
+    t: Translator
 
     @property
     def rtl(self) -> bool:
@@ -34,48 +34,56 @@ class Reader:
 
 
 def reader(lang: str = "en", indic: bool = False) -> Reader:
-    return Reader(words(lang, indic))
+    return Reader(load_translator(lang, indic))
 
 
 def every(view: Reader) -> dict[str, Html]:
     """Each plot by name, with much or little in it."""
     chance = random.Random(7)
     return {
-        "curves": plots.line(view, _curves(chance), title="validation loss", x="step", y="nats"),
-        "time": plots.line(view, _load(chance), title="GPU load", x=plots.TIME, y="%"),
-        "log": plots.line(view, [plots.Series("", range(50), [0.5**n for n in range(50)])], title="rate", log_y=True),
-        "spark": h.p("p95 ", plots.spark(view, [chance.random() + n / 20 for n in range(40)], title="p95")),
-        "empty": plots.line(view, [], title="nothing"),
-        "bars": plots.bars(view, _costs(), title="cost by project", unit="AED"),
-        "shares": plots.shares(view, _traffic(), title="traffic"),
-        "histogram": plots.histogram(view, [0, 10, 20, 50, 100, 200, 500, math.inf], [5, 40, 90, 60, 21, 9, 2],
-                                     title="latency, ms", then=[9, 70, 60, 20, 4, 1, 0]),
-        "histogram1": plots.histogram(view, [n / 24 for n in range(25)], [chance.gammavariate(4, 9) for _ in range(24)],
-                                      title="amount"),
+        "curves": plots.line_chart(view, _curves(chance), title="validation loss", x="step", y="nats"),
+        "time": plots.line_chart(view, _load(chance), title="GPU load", x=plots.TIME_AXIS, y="%"),
+        "log": plots.line_chart(
+            view, [plots.LineSeries("", range(50), [0.5**n for n in range(50)])], title="rate", log_y=True
+        ),
+        "spark": h.p("p95 ", plots.sparkline(view, [chance.random() + n / 20 for n in range(40)], title="p95")),
+        "empty": plots.line_chart(view, [], title="nothing"),
+        "bars": plots.bar_chart(view, _costs(), title="cost by project", unit="AED"),
+        "shares": plots.share_bar(view, _traffic(), title="traffic"),
+        "histogram": plots.histogram(
+            view,
+            [0, 10, 20, 50, 100, 200, 500, math.inf],
+            [5, 40, 90, 60, 21, 9, 2],
+            title="latency, ms",
+            reference_counts=[9, 70, 60, 20, 4, 1, 0],
+        ),
+        "histogram1": plots.histogram(
+            view, [n / 24 for n in range(25)], [chance.gammavariate(4, 9) for _ in range(24)], title="amount"
+        ),
         "heat": _heat(view, chance, 5, 8),
         "heat-dense": _heat(view, chance, 8, 40),
         "timeline": plots.timeline(view, _spans(), title="attempts"),
-        "graph": plots.graph(view, *_lineage(), title="lineage"),
-        "parallel": plots.parallel(view, *_sweep(chance), title="sweep"),
-        "world": plots.world(view, _zones(False), _flows(False), title="zones of the Emirates"),
-        "world-wide": plots.world(view, _zones(True), _flows(True), title="zones"),
-    }  # fmt: skip
+        "graph": plots.node_graph(view, *_lineage(), title="lineage"),
+        "parallel": plots.parallel_coordinates(view, *_sweep(chance), title="sweep"),
+        "world": plots.world_map(view, _zones(False), _flows(False), title="zones of the Emirates"),
+        "world-wide": plots.world_map(view, _zones(True), _flows(True), title="zones"),
+    }
 
 
-def _curves(chance: random.Random) -> list[plots.Series]:
+def _curves(chance: random.Random) -> list[plots.LineSeries]:
     made = []
     for n, name in enumerate(("run-a1", "run-b7 (long warm-up)", "baseline", HOSTILE)):
         ys = [3.2 * math.exp(-i / (150 + 70 * n)) + 0.2 + 0.12 * n + chance.gauss(0, 0.03) for i in range(600)]
         ys[200:220] = [math.nan] * 20 if n == 2 else ys[200:220]
         band = {"low": [y - 0.1 for y in ys], "high": [y + 0.1 for y in ys]} if n == 0 else {}
-        made.append(plots.Series(name, [20 * i for i in range(600)], ys, **band))
+        made.append(plots.LineSeries(name, [20 * i for i in range(600)], ys, **band))
     return made
 
 
-def _load(chance: random.Random) -> list[plots.Series]:
+def _load(chance: random.Random) -> list[plots.LineSeries]:
     at = [NOON + 60 * n for n in range(240)]
     return [
-        plots.Series(f"gpu{g}", at, [50 + 30 * math.sin(n / 30 + g) + chance.random() * 9 for n in range(240)])
+        plots.LineSeries(f"gpu{g}", at, [50 + 30 * math.sin(n / 30 + g) + chance.random() * 9 for n in range(240)])
         for g in range(8)
     ]
 
@@ -106,45 +114,63 @@ def _heat(view: Reader, chance: random.Random, rows: int, columns: int) -> Html:
         [f"node-{n:02}.gpu.example" for n in range(rows)],
         ["/console/x" if n % 3 else "" for n in range(rows * columns)],
     )
-    return plots.heat(view, names, [f"gpu{n}" for n in range(columns)], values, title="GPU memory", links=links)
+    return plots.heatmap(view, names, [f"gpu{n}" for n in range(columns)], values, title="GPU memory", links=links)
 
 
-def _spans() -> list[plots.Span]:
+def _spans() -> list[plots.TimelineSpan]:
     hour = 3600
     return [
-        plots.Span("prepare", "attempt 1", NOON, NOON + 2 * hour, "succeeded", "/console/x"),
-        plots.Span("train", "attempt 1", NOON + 2 * hour, NOON + 3.5 * hour, "preempted", "/console/x"),
-        plots.Span("train", "attempt 2", NOON + 4 * hour, NOON + 7 * hour, "failed", "/console/x"),
-        plots.Span("train", "attempt 3", NOON + 6.6 * hour, None, "running", "/console/x"),
-        plots.Span("evaluate", "waits", NOON + 8 * hour, NOON + 9 * hour, "waiting"),
-        plots.Span("تقييم النموذج", "محاولة", NOON + 2.5 * hour, NOON + 5 * hour, "succeeded", "/console/x"),
-        plots.Span("a step that has quite a long name", "blink", NOON + 5 * hour, NOON + 5 * hour + 5, "succeeded"),
+        plots.TimelineSpan("prepare", "attempt 1", NOON, NOON + 2 * hour, "succeeded", "/console/x"),
+        plots.TimelineSpan("train", "attempt 1", NOON + 2 * hour, NOON + 3.5 * hour, "preempted", "/console/x"),
+        plots.TimelineSpan("train", "attempt 2", NOON + 4 * hour, NOON + 7 * hour, "failed", "/console/x"),
+        plots.TimelineSpan("train", "attempt 3", NOON + 6.6 * hour, None, "running", "/console/x"),
+        plots.TimelineSpan("evaluate", "waits", NOON + 8 * hour, NOON + 9 * hour, "waiting"),
+        plots.TimelineSpan("تقييم النموذج", "محاولة", NOON + 2.5 * hour, NOON + 5 * hour, "succeeded", "/console/x"),
+        plots.TimelineSpan(
+            "a step that has quite a long name", "blink", NOON + 5 * hour, NOON + 5 * hour + 5, "succeeded"
+        ),
     ]
 
 
-def _lineage() -> tuple[list[plots.Node], list[tuple[str, str]]]:
-    states = {"raw": "done", "clean": "done", "features": "done", "labels": "", "train": "running", "scorer": "waiting",
-              "evaluation": "waiting", "shadow": "failed", "score": "serving", "drift": "drifted"}  # fmt: skip
+def _lineage() -> tuple[list[plots.GraphNode], list[tuple[str, str]]]:
+    states = {
+        "raw": "done",
+        "clean": "done",
+        "features": "done",
+        "labels": "",
+        "train": "running",
+        "scorer": "waiting",
+        "evaluation": "waiting",
+        "shadow": "failed",
+        "score": "serving",
+        "drift": "drifted",
+    }
     states[HOSTILE] = ""
-    nodes = [plots.Node(n, n, f"dataset:fraud/{n}@v3", s, "/console/x" if s else "") for n, s in states.items()]
+    nodes = [plots.GraphNode(n, n, f"dataset:fraud/{n}@v3", s, "/console/x" if s else "") for n, s in states.items()]
     ways = """raw clean features train scorer evaluation, clean labels train, scorer shadow, scorer score drift train,
               raw drift, raw evaluation"""
     return nodes, [pair for way in ways.split(",") for pair in pairwise(way.split())]
 
 
-def _sweep(chance: random.Random) -> tuple[list[plots.Axis], list[plots.Line]]:
-    kinds = plots.Axis("optimizer", choices=("sgd", "adam", "adamw"))
-    axes = [plots.Axis("learning rate", log=True), plots.Axis("batch"), kinds, plots.Axis("dropout"), plots.Axis("auc")]
+def _sweep(chance: random.Random) -> tuple[list[plots.ParallelAxis], list[plots.ParallelLine]]:
+    kinds = plots.ParallelAxis("optimizer", choices=("sgd", "adam", "adamw"))
+    axes = [
+        plots.ParallelAxis("learning rate", log=True),
+        plots.ParallelAxis("batch"),
+        kinds,
+        plots.ParallelAxis("dropout"),
+        plots.ParallelAxis("auc"),
+    ]
     lines = []
     for n in range(120):
         rate, kind = 10 ** chance.uniform(-5, -1), chance.choice(kinds.choices)
         score = 0.95 - 0.03 * abs(math.log10(rate) + 3) - 0.02 * (kind == "sgd") + chance.gauss(0, 0.01)
         values = (rate, chance.choice((16, 32, 64, 128)), kind, chance.random() * 0.5, score if n % 20 else None)
-        lines.append(plots.Line(f"r{n}", f"run {n}", values, f"/console/track/{n}"))
+        lines.append(plots.ParallelLine(f"r{n}", f"run {n}", values, f"/console/track/{n}"))
     return axes, lines
 
 
-def _zones(wide: bool) -> list[plots.Place]:
+def _zones(wide: bool) -> list[plots.MapPlace]:
     codes = {"AE-AZ": "healthy", "AE-DU": "healthy", "AE-SH": "warning", "AE-FU": "down", "AE-RK": ""}
     codes |= (
         {"SA-01": "healthy", "IE-D": "healthy", "DE-HE": "healthy", "US-VA": "", "SG": "healthy", "IN-MH": "down"}
@@ -152,7 +178,7 @@ def _zones(wide: bool) -> list[plots.Place]:
         else {}
     )
     return [
-        plots.Place(c, f"zone {c}", *(place_of(c) or (0, 0)), "2 clusters", s, f"/console/zones/{c}")
+        plots.MapPlace(c, f"zone {c}", *(find_coordinates(c) or (0, 0)), "2 clusters", s, f"/console/zones/{c}")
         for c, s in codes.items()
     ]
 
@@ -177,8 +203,12 @@ def page(query: Mapping[str, str]) -> Html:
     head = h.head(
         h.meta(charset="utf-8"), h.meta(name="viewport", content="width=device-width"), styles, script, h.title("Plots")
     )
-    return Html("<!doctype html>" + h.html(head, h.body(main), lang=lang, dir="rtl" if lang == "ar" else "ltr",
-                                           data_theme=query.get("theme", "light")))  # fmt: skip
+    return Html(
+        "<!doctype html>"
+        + h.html(
+            head, h.body(main), lang=lang, dir="rtl" if lang == "ar" else "ltr", data_theme=query.get("theme", "light")
+        )
+    )
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -186,12 +216,12 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
-        file = FOLDER / path.strip("/")
+        file = STATIC_FOLDER / path.strip("/")
         if path == "/":
             pairs = dict(p.split("=", 1) for p in query.split("&") if "=" in p)
             kind, body = "text/html; charset=utf-8", page(pairs).encode()
-        elif file.parent == FOLDER and file.is_file():
-            kind, body = KINDS[file.suffix].decode(), file.read_bytes()
+        elif file.parent == STATIC_FOLDER and file.is_file():
+            kind, body = CONTENT_TYPE_BY_SUFFIX[file.suffix].decode(), file.read_bytes()
         else:
             kind, body = "text/html; charset=utf-8", b""
         self.send_response(200)

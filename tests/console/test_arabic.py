@@ -21,7 +21,7 @@ def test_what_breaks_on_our_side_is_still_a_page(platform: Ground, monkeypatch: 
     def broken(pieces: list[str]) -> None:
         raise RuntimeError(f"/etc/secret {pieces}")
 
-    monkeypatch.setattr("falaj.console.doors.find", broken)
+    monkeypatch.setattr("falaj.console.handlers.find_page", broken)
     seen = platform.visitor("amal", "ar").get("/console/jobs")
     assert seen.status == 500
     assert seen.tree.one("html")["lang"] == "ar"

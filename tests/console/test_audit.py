@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from falaj.audit.merkle import check_inclusion
-from falaj.audit.records import Entry
-from falaj.console.pages.audit.path import path_of
-from falaj.console.pages.audit.search import day, gist
+from falaj.audit.merkle import verify_inclusion
+from falaj.audit.records import LogEntry
+from falaj.console.pages.audit.log_search import parse_day, summarize_entry
+from falaj.console.pages.audit.proof_path import compute_path
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
 from tests.console.ground import Ground
@@ -44,26 +44,26 @@ def test_a_path_leads_from_every_event_to_the_root(size: int) -> None:
     root = tree(leaves)
     for index, leaf in enumerate(leaves):
         hashes = siblings(leaves, index)
-        assert check_inclusion(leaf, index, size, hashes, root)
-        steps = path_of(leaf.hex(), index, size, [one.hex() for one in hashes])
+        assert verify_inclusion(leaf, index, size, hashes, root)
+        steps = compute_path(leaf.hex(), index, size, [one.hex() for one in hashes])
         assert (steps[-1].node if steps else leaf.hex()) == root.hex()
-        assert size == 1 or path_of(leaf.hex(), index, size, [one.hex() for one in hashes[1:]]) == []
+        assert size == 1 or compute_path(leaf.hex(), index, size, [one.hex() for one in hashes[1:]]) == []
 
 
 def test_a_day_is_a_day_of_the_gulf() -> None:
-    assert day("2026-11-16") == 1794772800.0  # 20:00 of the day before in Greenwich
-    assert day("2026-11-16", end=True) - day("2026-11-16") == 86_400
-    assert day("") == 0.0
+    assert parse_day("2026-11-16") == 1794772800.0  # 20:00 of the day before in Greenwich
+    assert parse_day("2026-11-16", is_end=True) - parse_day("2026-11-16") == 86_400
+    assert parse_day("") == 0.0
     with pytest.raises(Invalid):
-        day("soon")
+        parse_day("soon")
 
 
 def test_the_gist_leaves_out_the_facts_of_the_decision() -> None:
-    def entry(**body: str) -> Entry:
-        return Entry("1", 0.0, "x.y", "amal", Ref("job", "a", "b", "r1"), "dxb", body=body)
+    def entry(**body: str) -> LogEntry:
+        return LogEntry("1", 0.0, "x.y", "amal", Ref("job", "a", "b", "r1"), "dxb", body=body)
 
-    assert gist(entry(facts="{}", kind="person", empty="")) == "kind=person"
-    assert len(gist(entry(reason="long " * 100))) == 80
+    assert summarize_entry(entry(facts="{}", kind="person", empty="")) == "kind=person"
+    assert len(summarize_entry(entry(reason="long " * 100))) == 80
 
 
 def test_the_log_is_searched_by_thing_act_person_and_time(platform: Ground) -> None:

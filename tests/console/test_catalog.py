@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from falaj.catalog.life_records import Binding
+from falaj.catalog.lifecycle_records import AliasBinding
 from falaj.console.pages.catalog import ROUTES
-from falaj.console.pages.catalog.lineage import made_of
-from falaj.console.pages.catalog.schema import position
-from falaj.console.pages.catalog.stages import earlier
-from falaj.content.records import Column
+from falaj.console.pages.catalog.lineage import find_derived_features
+from falaj.console.pages.catalog.schema import compute_mean_position
+from falaj.console.pages.catalog.stage_history import find_earlier_versions
+from falaj.content.records import TableColumn
 from falaj.core.ref import Ref
 from tests.console.ground import Ground, Visitor
 
@@ -156,29 +156,32 @@ def test_search_goes_over_every_room(amal: Visitor) -> None:
 )
 def test_features_of_a_column(definition: dict[str, Any], expected: list[str]) -> None:
     given = {"source": {"address": "dataset:fraud/cards"}, **definition}
-    assert made_of(given, "dataset:fraud/cards", "city") == expected
-    assert made_of({**given, "source": {"address": "dataset:fraud/other"}}, "dataset:fraud/cards", "city") == []
-    assert made_of({**given, "source": {"address": "push"}}, "dataset:fraud/cards", "city") == []
+    assert find_derived_features(given, "dataset:fraud/cards", "city") == expected
+    assert (
+        find_derived_features({**given, "source": {"address": "dataset:fraud/other"}}, "dataset:fraud/cards", "city")
+        == []
+    )
+    assert find_derived_features({**given, "source": {"address": "push"}}, "dataset:fraud/cards", "city") == []
 
 
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
-        (Column("a", "BIGINT", low="0", high="10", mean=2.5), 0.25),
-        (Column("a", "BIGINT", low="3", high="3", mean=3.0), None),
-        (Column("a", "VARCHAR", low="a", high="z"), None),
-        (Column("a", "DOUBLE", low="nan", high="1", mean=0.5), None),
+        (TableColumn("a", "BIGINT", low="0", high="10", mean=2.5), 0.25),
+        (TableColumn("a", "BIGINT", low="3", high="3", mean=3.0), None),
+        (TableColumn("a", "VARCHAR", low="a", high="z"), None),
+        (TableColumn("a", "DOUBLE", low="nan", high="1", mean=0.5), None),
     ],
 )
-def test_where_a_mean_lies(column: Column, expected: float | None) -> None:
-    assert position(column) == expected
+def test_where_a_mean_lies(column: TableColumn, expected: float | None) -> None:
+    assert compute_mean_position(column) == expected
 
 
 def test_the_way_back_is_what_was_there_before() -> None:
     ref = Ref.parse("model:fraud/scorer")
     past = tuple(
-        Binding("production", ref.at(version), since, until)
+        AliasBinding("production", ref.at(version), since, until)
         for version, since, until in (("v1", 1.0, 2.0), ("v2", 2.0, 3.0), ("v1", 3.0, 4.0), ("v3", 4.0, 0.0))
     )
-    assert earlier(past, "production") == ("v3", ["v1", "v2"])
-    assert earlier(past, "staging") == ("", [])
+    assert find_earlier_versions(past, "production") == ("v3", ["v1", "v2"])
+    assert find_earlier_versions(past, "staging") == ("", [])

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from falaj.console.page import ROOT
+from falaj.console.page import ROOT_PATH
 from tests.console.ground import Ground, Visitor
 from tests.console.test_hostile import addresses
 from tests.fuzz.mutate import mutated
@@ -24,7 +24,7 @@ def _paths() -> list[str]:
 def test_nobody_sees_a_page_by_any_method(platform: Ground) -> None:
     with closing(Visitor(platform)) as stranger:
         for method, path in itertools.product(METHODS, _paths()):
-            status = stranger.send(method, f"{ROOT}/{path}".rstrip("/")).status
+            status = stranger.send(method, f"{ROOT_PATH}/{path}".rstrip("/")).status
             assert status in (303, 400, 401, 403, 404, 405, 501), (method, path, status)
 
 
@@ -32,7 +32,7 @@ def test_odd_questions_break_no_page(amal: Visitor) -> None:
     for number, path in enumerate(_paths()):
         query = mutated(QUERIES, number).decode("latin-1")
         plain = "".join(char for char in query if char.isascii() and char.isprintable() and char not in " #")[:2000]
-        seen = amal.get(f"{ROOT}/{path}?{plain}")
+        seen = amal.get(f"{ROOT_PATH}/{path}?{plain}")
         assert seen.status < 500, (path, plain, seen.status)
 
 
@@ -41,6 +41,6 @@ def test_odd_forms_break_no_act(amal: Visitor) -> None:
     acts = ("do/catalog/describe", "do/jobs/submit", "do/policy/put", "do/nothing/none", "sign-in", "look")
     kind = {"content-type": "application/x-www-form-urlencoded"}
     for number in range(120):
-        path = f"{ROOT}/{chance.choice(acts)}"
+        path = f"{ROOT_PATH}/{chance.choice(acts)}"
         seen = amal.send("POST", path, content=mutated(FORMS, number), headers=kind)
         assert seen.status < 500, (path, number, seen.status)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from falaj.console.pages.features.defined import relies
-from falaj.console.pages.features.view import edges_of, levels
+from falaj.console.pages.features.definition_parts import list_dependency_edges
+from falaj.console.pages.features.feature_view_page import compute_edges, parse_blocks
 from falaj.core.ref import Ref
 from tests.console.ground import Ground, Visitor
 
@@ -73,13 +73,13 @@ def test_who_may_not_see_it_is_told_so(platform: Ground) -> None:
 
 
 def test_edges_lead_from_what_it_is_made_of_to_models() -> None:
-    assert relies(STATS, (CARD,), (SCORING, TRAIN, MODEL)) == [
+    assert list_dependency_edges(STATS, (CARD,), (SCORING, TRAIN, MODEL)) == [
         (str(CARD), str(STATS)), (str(STATS), str(SCORING)), (str(SCORING), str(TRAIN)), (str(TRAIN), str(MODEL)),
     ]  # fmt: skip
-    assert relies(STATS, (), (MODEL,)) == [(str(STATS), str(MODEL))]
+    assert list_dependency_edges(STATS, (), (MODEL,)) == [(str(STATS), str(MODEL))]
 
 
 def test_bins_have_an_end_and_blocks_a_height() -> None:
-    assert edges_of([("0", 3), ("2.5", 1)]) == [0.0, 2.5, 5.0]
-    assert edges_of([("7", 1)]) == [7.0, 8.0]
-    assert levels("▁█ x") == [1.0, 8.0, 0.0]
+    assert compute_edges([("0", 3), ("2.5", 1)]) == [0.0, 2.5, 5.0]
+    assert compute_edges([("7", 1)]) == [7.0, 8.0]
+    assert parse_blocks("▁█ x") == [1.0, 8.0, 0.0]

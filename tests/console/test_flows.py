@@ -5,14 +5,14 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from falaj.console.doing import arguments
-from falaj.console.pages.flows.flow import edges_of, param_field
-from falaj.console.pages.flows.starts import coming
+from falaj.console.operation_forms import bind_form_arguments
+from falaj.console.pages.flows.flow_page import list_step_edges, make_param_field
+from falaj.console.pages.flows.flow_triggers import list_upcoming_times
+from falaj.core.operation import get_operation
 from falaj.core.ref import Ref
-from falaj.core.verb import verb_of
-from falaj.desks import desk_class
-from falaj.flows.asks import ScheduleView
-from falaj.flows.records import GATE, FlowPlan, StepPlan
+from falaj.flows.records import STEP_GATE, FlowPlan, StepPlan
+from falaj.flows.trigger_records import ScheduleView
+from falaj.services import load_service_class
 from tests.console.ground import Ground, Visitor
 from tests.flows.yard import Yard, function, taken
 from tests.servers.browser import Chromium
@@ -63,7 +63,7 @@ def test_a_hook_is_pinged_and_shows_what_waits(platform: Ground) -> None:
 
 def test_a_gate_is_opened_by_whoever_may(platform: Ground, yard: Yard) -> None:
     amal = platform.as_("amal")
-    gate = StepPlan("ask", GATE, entry="approval", takes={"reason": "is it good?"})
+    gate = StepPlan("ask", STEP_GATE, entry="approval", takes={"reason": "is it good?"})
     amal.flows.add("flow:fraud/asking", FlowPlan((gate,)))
     run = yard.turn(amal.flows.start("flow:fraud/asking"))
     page = f"/console/flows/{run.ref}"
@@ -99,14 +99,14 @@ def test_start_by_clicking_and_watch_the_graph_change(platform: Ground, yard: Ya
     [("a text", "params.x", "a text", False), (None, "params.x", "", True), (0.5, "params:x", "0.5", False)],
 )
 def test_parameters_are_asked_for_by_their_kind(default: object, name: str, value: str, required: bool) -> None:
-    field = param_field("x", default)
+    field = make_param_field("x", default)
     assert (field.name, field.value, field.required) == (name, value, required)
 
 
 def test_a_form_fills_a_mapping_key_by_key() -> None:
-    start = verb_of(desk_class("flows"), "start")
+    start = get_operation(load_service_class("flows"), "start")
     form = {"_given": json.dumps({"flow": "flow:a/b"}), "f.params.city": "5", "f.params:rate": "0.5", "f.params:n": ""}
-    assert arguments(start, form)["params"] == {"city": "5", "rate": 0.5}
+    assert bind_form_arguments(start, form)["params"] == {"city": "5", "rate": 0.5}
 
 
 def test_edges_lead_from_what_is_needed() -> None:
@@ -115,10 +115,10 @@ def test_edges_lead_from_what_is_needed() -> None:
         function("b", takes={"x": taken("a")}),
         function("c", after=("b",), takes={"x": taken("a")}),
     )
-    assert edges_of(FlowPlan(steps)) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert list_step_edges(FlowPlan(steps)) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def test_the_next_moments_of_a_clock() -> None:
     ref = Ref.parse("schedule:a/b")
     one = ScheduleView(ref, Ref.parse("flow:a/b"), "0 3 * * *", "UTC", {}, "last", "amal", next_at=10_800.0)
-    assert coming(one) == [10_800.0 + 86_400 * day for day in range(5)]
+    assert list_upcoming_times(one) == [10_800.0 + 86_400 * day for day in range(5)]

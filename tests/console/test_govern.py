@@ -5,13 +5,13 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from falaj.console.pages.keys import tree_of
-from falaj.console.pages.zones.places import places_of
+from falaj.console.pages.keys import build_key_tree
+from falaj.console.pages.zones.zone_pages import make_map_places
 from falaj.core.ref import Ref
 from falaj.govern.key_records import KeyView
-from falaj.govern.people import GUEST
-from falaj.govern.records import Grant, GrantState, Zone
-from falaj.platform import Platform
+from falaj.govern.people import GUEST_ACTOR
+from falaj.govern.records import GrantState, LegalZone, TransferGrant
+from falaj.server import LocalClient
 from tests.console.ground import Ground
 from tests.documents import CONTRACT, CONTRACT_BYTES
 from tests.servers.browser import Chromium
@@ -149,7 +149,7 @@ def test_somebody_is_taken_in_changed_stopped_and_ended(platform: Ground) -> Non
         "/console/people", "people", "add", name="hind", roles="approver\nml-engineer", jurisdiction="AE"
     )
     code = made.main.one("div.line code").text
-    token = Platform(platform.house, GUEST).people.enroll(code).token
+    token = LocalClient(platform.house, GUEST_ACTOR).people.enroll(code).token
     assert platform.house.authenticate(token).roles == {"ml-engineer"}
     page = "/console/people/person:people/hind"
     assert "Roles that wait for confirmation" in fatima.get(page).text
@@ -200,11 +200,11 @@ def test_pages_hold_what_verbs_say(platform: Ground, lang: str) -> None:
 
 
 def test_zones_and_countries_outside_have_their_places() -> None:
-    way = Grant("g-1", "bank", "AE-PDPL", "23a", "a", "outside:GB", "dataset:x/*", ("x",), {}, 0.0, 1.0)
-    lost = Grant("g-2", "bank", "AE-PDPL", "23a", "a", "outside:ZZ", "dataset:x/*", ("x",), {}, 0.0, 1.0)
+    way = TransferGrant("g-1", "bank", "AE-PDPL", "23a", "a", "outside:GB", "dataset:x/*", ("x",), {}, 0.0, 1.0)
+    lost = TransferGrant("g-2", "bank", "AE-PDPL", "23a", "a", "outside:ZZ", "dataset:x/*", ("x",), {}, 0.0, 1.0)
     states = [GrantState(one, "", "active", Ref("approval", "approvals", "x")) for one in (way, lost)]
-    zones = [Zone("a", "AE-DU", "AE"), Zone("b", "XX", "ZZ"), Zone("c", "DE", "DE", active=False)]
-    made = {one.id: one for one in places_of(zones, states)}
+    zones = [LegalZone("a", "AE-DU", "AE"), LegalZone("b", "XX", "ZZ"), LegalZone("c", "DE", "DE", active=False)]
+    made = {one.id: one for one in make_map_places(zones, states)}
     assert set(made) == {"a", "c", "outside:GB"}
     assert (made["a"].state, made["c"].state) == ("active", "retired")
 
@@ -213,7 +213,7 @@ def test_keys_hang_under_what_wraps_them() -> None:
     def key(name: str, under: str) -> KeyView:
         return KeyView(Ref("key", "keys", name, "r1"), name.partition(".")[0], "dxb", 1, (1,), 0.0, 0.0, under)
 
-    nodes, edges = tree_of([key("tenant.dxb", "zone"), key("meta.dxb", "tenant")], "root")
+    nodes, edges = build_key_tree([key("tenant.dxb", "zone"), key("meta.dxb", "tenant")], "root")
     assert {one.id for one in nodes} == {"root", "zone dxb", "tenant.dxb", "meta.dxb"}
     assert edges == [("root", "zone dxb"), ("zone dxb", "tenant.dxb"), ("tenant.dxb", "meta.dxb")]
 

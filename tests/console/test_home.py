@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import expect
 
-from falaj.api.server import make_server
-from falaj.console.doing import KEY
-from falaj.console.doors import Console
-from falaj.console.pages.home.cards import awaits, gathered
-from falaj.console.pages.home.changes import Moment, newest
-from falaj.console.session import form_key
+from falaj.api.http_server import create_http_server
+from falaj.console.handlers import ConsoleHandler
+from falaj.console.operation_forms import FORM_TOKEN_FIELD
+from falaj.console.pages.home.overview_cards import awaits_actor, sum_nodes_by_cluster
+from falaj.console.pages.home.recent_changes import RecentChange, select_newest
+from falaj.console.session_cookies import compute_form_token
 from falaj.core.context import Actor
 from falaj.core.ref import Ref
 from falaj.fleet.records import NodeView
-from falaj.platform import House, Platform, load_settings
+from falaj.server import LocalClient, Server, load_settings
 from tests.console.ground import Ground, Visitor
 from tests.servers.browser import Chromium, Tab
 
@@ -53,14 +53,18 @@ def test_the_log_is_read_by_whoever_may(platform: Ground) -> None:
 
 
 def test_one_line_for_each_thing_and_act_newest_first() -> None:
-    moments = [Moment(1, "jobs.add", JOB), Moment(5, "jobs.end", JOB), Moment(7, "jobs.end", JOB, state="failed")]
-    assert [(one.at, one.verb) for one in newest(moments, since=3)] == [(7, "jobs.end")]
-    assert [one.at for one in newest(moments, since=0)] == [7, 1]
+    moments = [
+        RecentChange(1, "jobs.add", JOB),
+        RecentChange(5, "jobs.end", JOB),
+        RecentChange(7, "jobs.end", JOB, state="failed"),
+    ]
+    assert [(one.at, one.verb) for one in select_newest(moments, since=3)] == [(7, "jobs.end")]
+    assert [one.at for one in select_newest(moments, since=0)] == [7, 1]
 
 
 def test_no_act_alone_fills_the_list() -> None:
-    many = [Moment(n, "jobs.end", Ref("job", "fraud", f"j{n}")) for n in range(20)]
-    found = newest([*many, Moment(0.5, "serve.add", JOB)], since=0)
+    many = [RecentChange(n, "jobs.end", Ref("job", "fraud", f"j{n}")) for n in range(20)]
+    found = select_newest([*many, RecentChange(0.5, "serve.add", JOB)], since=0)
     assert [one.verb for one in found] == ["jobs.end"] * 4 + ["serve.add"]
 
 
@@ -68,7 +72,7 @@ def test_nodes_are_gathered_by_cluster() -> None:
     def node(name: str, gpus: int, **used: str) -> NodeView:
         return NodeView(name, "open", "2", "4GiB", gpus, "", used, 1, "", {"cpu": 2000}, (), {})
 
-    found = gathered([node("a/1", 4, gpu="2", cpu="0.5"), node("a/2", 4), node("b/1", 0, cpu="1")])
+    found = sum_nodes_by_cluster([node("a/1", 4, gpu="2", cpu="0.5"), node("a/2", 4), node("b/1", 0, cpu="1")])
     assert [(one.name, one.nodes, one.gpus, one.gpus_used, one.cpus) for one in found] == [
         ("a", 2, 8.0, 2.0, 4.0),
         ("b", 1, 0.0, 0.0, 2.0),
@@ -79,30 +83,30 @@ def test_an_approval_awaits_whose_word_would_count(platform: Ground) -> None:
     waiting = platform.as_("badr").approvals.list(state="waiting")
     one = next(each for each in waiting if each.approval.about == "model:fraud/scorer@v3")
     badr = Actor("badr", "bank", roles=frozenset({"approver"}))
-    assert awaits(one, badr)
-    assert not awaits(one, Actor("amal", "bank", roles=frozenset({"approver"}))), "who asked has no word in it"
-    assert not awaits(one, Actor("badr", "bank", roles=frozenset({"operator"})))
+    assert awaits_actor(one, badr)
+    assert not awaits_actor(one, Actor("amal", "bank", roles=frozenset({"approver"}))), "who asked has no word in it"
+    assert not awaits_actor(one, Actor("badr", "bank", roles=frozenset({"operator"})))
 
 
 @dataclass
 class Fresh:
     """A platform on which nothing was done yet, as `falaj up` opens it for its owner."""
 
-    house: House
+    house: Server
     url: str
     invitation: str
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
-    made: list[Console] = []
+    made: list[ConsoleHandler] = []
 
-    def face(app: object) -> Console:
-        made.append(Console(app))  # type: ignore[arg-type]
+    def face(app: object) -> ConsoleHandler:
+        made.append(ConsoleHandler(app))  # type: ignore[arg-type]
         return made[0]
 
-    house = House(load_settings(str(tmp_path_factory.mktemp("fresh") / "house"), {}))
-    server, _ = make_server(house, listen="127.0.0.1:0", face=face)
+    house = Server(load_settings(str(tmp_path_factory.mktemp("fresh") / "house"), {}))
+    server, _ = create_http_server(house, listen="127.0.0.1:0", create_page_handler=face)
     up = threading.Event()
     thread = threading.Thread(target=server.go, args=(lambda _: up.set(), None), daemon=True)
     thread.start()
@@ -124,7 +128,7 @@ def test_a_newcomer_loads_the_demo_project_by_one_click(fresh: Fresh, chromium: 
     expect(tab.page.locator("#mine")).to_contain_text("rate 0.05")
     expect(tab.page.locator("#changed")).to_contain_text("dataset:demo/payments")
     assert tab.wrong() == []
-    here = Platform(fresh.house, fresh.house.owner())
+    here = LocalClient(fresh.house, fresh.house.owner())
     assert here.jobs.show("job:demo/count").inputs["data"] == Ref.parse("dataset:demo/payments@v1")
     assert len(here.track.list(experiments=(Ref.parse("experiment:demo/first"),)).runs) == 3
 
@@ -139,6 +143,6 @@ def test_a_second_press_changes_nothing_and_no_stranger_may_press(platform: Grou
 
 def test_the_demo_is_made_by_nobody_who_may_not(platform: Ground) -> None:
     omar = platform.visitor("omar")
-    done = omar.post("/console/make/demo", {KEY: form_key(omar.session)})
+    done = omar.post("/console/make/demo", {FORM_TOKEN_FIELD: compute_form_token(omar.session)})
     assert "none of your roles" in omar.follow(done).text
     assert not platform.as_("fatima").catalog.list(project="demo").versions

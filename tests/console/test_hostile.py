@@ -9,10 +9,10 @@ import httpx
 import pytest
 from playwright.sync_api import Error
 
-from falaj.console.doors import Console
-from falaj.console.page import ROOT
-from falaj.console.pages import ROOMS, every_route
-from falaj.platform import House, load_settings
+from falaj.console.handlers import ConsoleHandler
+from falaj.console.page import ROOT_PATH
+from falaj.console.pages import SECTIONS, list_routes
+from falaj.server import Server, load_settings
 from tests.api.small import serving
 from tests.console.dom import Node
 from tests.console.ground import Ground, Seen, Visitor
@@ -40,7 +40,7 @@ POLICY = (
 def addresses(*some: str) -> list[tuple[str, str]]:
     """Every page by room and address; where a page shows a thing, also the hostile thing of that kind."""
     found: dict[tuple[str, str], None] = {}
-    for room in some or ROOMS:
+    for room in some or SECTIONS:
         for _, path in examples(room):
             found[room, path] = None
             found[room, _REF.sub(lambda match: THINGS[match[1]], path)] = None
@@ -62,7 +62,7 @@ def foreign(tree: Node) -> list[str]:
     for node in tree.walk():
         if node["id"] == MARK or node.tag in ("iframe", "object", "embed", "base", "img", "style"):
             found.append(f"<{node.tag} {node.attributes}>")
-        if node.tag == "script" and (not node["src"].startswith(f"{ROOT}/static/") or node.text):
+        if node.tag == "script" and (not node["src"].startswith(f"{ROOT_PATH}/static/") or node.text):
             found.append(f"a script: {node.attributes} {node.text[:80]}")
         for name, value in node.attributes.items():
             if name.startswith("on") or name in ("style", "srcdoc"):
@@ -72,11 +72,11 @@ def foreign(tree: Node) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", SECTIONS)
 def test_words_of_strangers_stay_words(platform: Ground, room: str) -> None:
     visitor = platform.visitor(WHO.get(room, "amal"), "ar")
     for _, path in addresses(room):
-        seen = visitor.get(f"{ROOT}/{path}")
+        seen = visitor.get(f"{ROOT_PATH}/{path}")
         assert seen.status in (200, 404), (path, seen.status)
         if not seen.headers["content-type"].startswith("text/html"):
             safe(seen, path)
@@ -99,7 +99,7 @@ def test_nothing_of_theirs_runs(platform: Ground, chromium: Chromium) -> None:
     for path in ["", *pages]:
         tab.forget()
         try:
-            tab.open(f"{ROOT}/{path}")
+            tab.open(f"{ROOT_PATH}/{path}")
         except Error as error:
             if "Download is starting" in str(error):
                 continue  # saved, and never shown
@@ -112,11 +112,11 @@ def test_nothing_of_theirs_runs(platform: Ground, chromium: Chromium) -> None:
 
 def test_what_is_asked_is_not_said_back_as_markup(amal: Visitor) -> None:
     for text in ALL:
-        for path in (f"{ROOT}/find", f"{ROOT}/jobs", f"{ROOT}/nowhere"):
+        for path in (f"{ROOT_PATH}/find", f"{ROOT_PATH}/jobs", f"{ROOT_PATH}/nowhere"):
             seen = amal.send("GET", path, params={"q": text, "project": text, "after": text, "tab": text, text: "x"})
             assert seen.status in (200, 400, 404), (path, text, seen.status)
             assert foreign(seen.tree) == []
-        for path in (f"{ROOT}/jobs/{text}", f"{ROOT}/{text}", f"{ROOT}/jobs/job:fraud/{text}"):
+        for path in (f"{ROOT_PATH}/jobs/{text}", f"{ROOT_PATH}/{text}", f"{ROOT_PATH}/jobs/job:fraud/{text}"):
             seen = amal.get(
                 path.replace("?", "%3F").replace("#", "%23"), user_agent=IMAGE, referer=f"http://x/{SCRIPT}"
             )
@@ -126,7 +126,12 @@ def test_what_is_asked_is_not_said_back_as_markup(amal: Visitor) -> None:
 
 
 def test_headers_of_every_page(amal: Visitor, stranger: Visitor) -> None:
-    for seen in (amal.get(ROOT), amal.get(f"{ROOT}/nowhere"), stranger.get(f"{ROOT}/sign-in"), stranger.get(ROOT)):
+    for seen in (
+        amal.get(ROOT_PATH),
+        amal.get(f"{ROOT_PATH}/nowhere"),
+        stranger.get(f"{ROOT_PATH}/sign-in"),
+        stranger.get(ROOT_PATH),
+    ):
         assert seen.headers["content-security-policy"] == POLICY
         assert seen.headers["x-content-type-options"] == "nosniff"
         assert seen.headers["cross-origin-opener-policy"] == "same-origin"
@@ -144,37 +149,42 @@ def flags_of(seen: Seen) -> tuple[str, dict[str, str]]:
 
 def test_the_cookie_is_for_our_own_pages_alone(platform: Ground) -> None:
     guest, token = Visitor(platform), platform.tokens["amal"]
-    name, flags = flags_of(guest.post(f"{ROOT}/sign-in", {"token": token}))
+    name, flags = flags_of(guest.post(f"{ROOT_PATH}/sign-in", {"token": token}))
     assert name == f"falaj-{platform.url.rpartition(':')[2]}"
-    assert (flags["Path"], flags["SameSite"], "HttpOnly" in flags, "Domain" in flags) == (ROOT, "Strict", True, False)
+    assert (flags["Path"], flags["SameSite"], "HttpOnly" in flags, "Domain" in flags) == (
+        ROOT_PATH,
+        "Strict",
+        True,
+        False,
+    )
     assert 0 < int(flags["Max-Age"]) <= 24 * 3600
     cookie = {"cookie": f"{name}={token}"}
     assert guest.send("POST", "/v1/jobs/list", headers=cookie, json={}).status == 401, "a cookie opens the API"
-    assert guest.get(ROOT).status == 200
-    assert flags_of(guest.post(f"{ROOT}/sign-out", {}))[1]["Max-Age"] == "0"
-    assert guest.get(ROOT).status == 303
+    assert guest.get(ROOT_PATH).status == 200
+    assert flags_of(guest.post(f"{ROOT_PATH}/sign-out", {}))[1]["Max-Age"] == "0"
+    assert guest.get(ROOT_PATH).status == 303
     guest.close()
 
 
 def test_over_tls_the_cookie_is_never_sent_in_the_clear(tmp_path: Path) -> None:
-    house = House(load_settings(str(tmp_path / "house")))
+    house = Server(load_settings(str(tmp_path / "house")))
     token = house.bootstrap()
-    with serving(house, listen="127.0.0.1:0", own_ca=True, face=Console) as server:
+    with serving(house, listen="127.0.0.1:0", own_ca=True, create_page_handler=ConsoleHandler) as server:
         trust = ssl.create_default_context(cafile=tmp_path / "house" / "tls" / "ca.pem")
         form = {"data": {"token": token}, "headers": {"origin": server.url}}
-        found = httpx.post(f"{server.url}{ROOT}/sign-in", verify=trust, trust_env=False, **form)
+        found = httpx.post(f"{server.url}{ROOT_PATH}/sign-in", verify=trust, trust_env=False, **form)
     house.close()
     assert "Secure" in flags_of(Seen(found.status_code, "", found.headers))[1]
 
 
 def test_a_stranger_is_asked_to_sign_in_everywhere(stranger: Visitor) -> None:
     for _, path in addresses():
-        seen = stranger.get(f"{ROOT}/{path}")
-        assert (seen.status, seen.to.partition("?")[0]) == (303, f"{ROOT}/sign-in"), path
-        assert stranger.part(f"{ROOT}/{path}").status == 401, path
-    assert stranger.get(f"{ROOT}/live").status in (303, 401)
-    assert stranger.post(f"{ROOT}/do/catalog/describe", {"_given": "{}"}).status == 401
-    bad = stranger.post(f"{ROOT}/sign-in", {"token": f"fj_aaaaaaaaaaaaaaaa_{'x' * 43}"})
+        seen = stranger.get(f"{ROOT_PATH}/{path}")
+        assert (seen.status, seen.to.partition("?")[0]) == (303, f"{ROOT_PATH}/sign-in"), path
+        assert stranger.part(f"{ROOT_PATH}/{path}").status == 401, path
+    assert stranger.get(f"{ROOT_PATH}/live").status in (303, 401)
+    assert stranger.post(f"{ROOT_PATH}/do/catalog/describe", {"_given": "{}"}).status == 401
+    bad = stranger.post(f"{ROOT_PATH}/sign-in", {"token": f"fj_aaaaaaaaaaaaaaaa_{'x' * 43}"})
     assert (bad.status, "set-cookie" in bad.headers) == (401, False)
 
 
@@ -182,11 +192,11 @@ def test_another_tenant_finds_nothing(platform: Ground) -> None:
     """A thing of the bank is, for the clinic, as one that never was; and no list has it."""
     sara = platform.visitor("sara")
     for _, path in addresses():
-        seen = sara.get(f"{ROOT}/{path}")
+        seen = sara.get(f"{ROOT_PATH}/{path}")
         ref = re.search(r"[a-z]+:(fraud|hostile)/[^/?&]+", path.partition("?")[0])
         if ref is not None and not path.startswith(("audit", "find")):
             assert seen.status == 404, (path, seen.status)
-            other = sara.get(f"{ROOT}/{path.replace(ref[0], ref[0].replace('/', '/un', 1))}")
+            other = sara.get(f"{ROOT_PATH}/{path.replace(ref[0], ref[0].replace('/', '/un', 1))}")
             assert seen.html.count(MARK) == 0, path
             assert other.status == 404, path
         elif seen.headers["content-type"].startswith("text/html"):
@@ -199,13 +209,13 @@ def test_another_tenant_finds_nothing(platform: Ground) -> None:
 @pytest.mark.parametrize("path", ["", "do/catalog/describe", "sign-in", "look", "live", "static/x/console.js"])
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_other_methods_do_nothing(amal: Visitor, method: str, path: str) -> None:
-    assert amal.send(method, f"{ROOT}/{path}".rstrip("/")).status in (400, 404, 405, 501)
+    assert amal.send(method, f"{ROOT_PATH}/{path}".rstrip("/")).status in (400, 404, 405, 501)
 
 
 def test_an_act_is_a_form_and_never_a_link(amal: Visitor) -> None:
-    assert amal.get(f"{ROOT}/do/catalog/describe?_given=%7B%7D").status == 404
-    assert amal.get(f"{ROOT}/sign-out").status == 404
-    assert amal.get(ROOT).status == 200, "a link signed somebody out"
+    assert amal.get(f"{ROOT_PATH}/do/catalog/describe?_given=%7B%7D").status == 404
+    assert amal.get(f"{ROOT_PATH}/sign-out").status == 404
+    assert amal.get(ROOT_PATH).status == 200, "a link signed somebody out"
 
 
 class TestForms:
@@ -214,24 +224,24 @@ class TestForms:
     NAME = "dataset:fraud/customers"
 
     def fields(self, visitor: Visitor, about: str) -> dict[str, str]:
-        from falaj.console.session import form_key
+        from falaj.console.session_cookies import compute_form_token
 
-        key = form_key(visitor.session)
-        return {"_given": f'{{"name": "{self.NAME}", "about": "{about}"}}', "_key": key, "_back": ROOT}
+        key = compute_form_token(visitor.session)
+        return {"_given": f'{{"name": "{self.NAME}", "about": "{about}"}}', "_key": key, "_back": ROOT_PATH}
 
     def about(self, platform: Ground) -> str:
         return str(platform.as_("amal").catalog.about(self.NAME).about)
 
     def test_our_own_form_is_taken(self, platform: Ground, amal: Visitor) -> None:
-        done = amal.post(f"{ROOT}/do/catalog/describe", self.fields(amal, "changed by its form"))
-        assert (done.status, done.to) == (303, ROOT)
+        done = amal.post(f"{ROOT_PATH}/do/catalog/describe", self.fields(amal, "changed by its form"))
+        assert (done.status, done.to) == (303, ROOT_PATH)
         assert self.about(platform) == "changed by its form"
 
     @pytest.mark.parametrize("key", ["", "0" * 64, "x", "another's"])
     def test_without_the_key_it_is_refused(self, platform: Ground, amal: Visitor, key: str) -> None:
         fields = self.fields(amal, "forged")
         fields["_key"] = self.fields(platform.visitor("mona"), "")["_key"] if key == "another's" else key
-        assert amal.post(f"{ROOT}/do/catalog/describe", fields).status == 403
+        assert amal.post(f"{ROOT_PATH}/do/catalog/describe", fields).status == 403
         assert self.about(platform) != "forged"
 
     @pytest.mark.parametrize(
@@ -246,13 +256,13 @@ class TestForms:
     def test_from_elsewhere_it_is_refused(self, platform: Ground, amal: Visitor, headers: dict[str, str]) -> None:
         for path in ("do/catalog/describe", "sign-out", "sign-in", "look"):
             fields = self.fields(amal, "forged") | {"token": platform.tokens["sara"], "lang": "ar"}
-            assert amal.send("POST", f"{ROOT}/{path}", data=fields, headers=headers).status == 403, path
+            assert amal.send("POST", f"{ROOT_PATH}/{path}", data=fields, headers=headers).status == 403, path
         assert self.about(platform) != "forged"
-        assert amal.get(ROOT).status == 200
+        assert amal.get(ROOT_PATH).status == 200
 
     def test_only_verbs_can_be_called(self, amal: Visitor) -> None:
         for path in ("catalog/publish", "catalog/_call", "catalog/__init__", "nowhere/list", "jobs/submit", "catalog"):
-            seen = amal.post(f"{ROOT}/do/{path}", self.fields(amal, "x"))
+            seen = amal.post(f"{ROOT_PATH}/do/{path}", self.fields(amal, "x"))
             assert seen.status == 404, path
 
     @pytest.mark.parametrize(
@@ -262,18 +272,18 @@ class TestForms:
     def test_the_way_back_leads_nowhere_else(self, amal: Visitor, back: str) -> None:
         fields = self.fields(amal, "and back") | {"_back": back, "back": back}
         for path in ("do/catalog/describe", "look"):
-            assert amal.post(f"{ROOT}/{path}", fields).to == ROOT
+            assert amal.post(f"{ROOT_PATH}/{path}", fields).to == ROOT_PATH
 
     def test_what_cannot_be_read_is_said(self, amal: Visitor) -> None:
         for given in ("[]", "{", '{"name": 7}', '{"nothing": "x"}', '{"name": "dataset:fraud/customers", "ctx": "x"}'):
-            seen = amal.post(f"{ROOT}/do/catalog/describe", self.fields(amal, "") | {"_given": given})
+            seen = amal.post(f"{ROOT_PATH}/do/catalog/describe", self.fields(amal, "") | {"_given": given})
             assert seen.status in (303, 400), given
             assert seen.status == 400 or "bad" in seen.headers["set-cookie"], given
-        huge = amal.post(f"{ROOT}/do/catalog/describe", self.fields(amal, "") | {"f.about": "x" * 300_000})
+        huge = amal.post(f"{ROOT_PATH}/do/catalog/describe", self.fields(amal, "") | {"f.about": "x" * 300_000})
         assert huge.status in (400, 413)
 
 
 def test_every_route_is_under_the_same_door() -> None:
     """No pattern hides what the door answers itself."""
     taken = {"sign-in", "sign-out", "static", "do", "live", "look", "with-provider", "callback"}
-    assert [route.pattern for route in every_route() if route.room in taken] == []
+    assert [route.pattern for route in list_routes() if route.room in taken] == []

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from falaj.console.pages.clusters.fleet import expected
-from falaj.console.pages.clusters.gpus import cells
-from falaj.console.pages.jobs.asking import draft
-from falaj.console.pages.jobs.figures import grouped, moments
-from falaj.console.pages.jobs.logs import _pieces
-from falaj.console.pages.jobs.usage import measured
-from falaj.console.pages.queues.fair import Held, fair, held
+from falaj.console.pages.clusters.cluster_overview import forecast_pool
+from falaj.console.pages.clusters.gpu_map import make_cells
+from falaj.console.pages.jobs.job_figures import group_figures, list_step_times
+from falaj.console.pages.jobs.job_form import build_job_arguments
+from falaj.console.pages.jobs.job_logs import _split_matches
+from falaj.console.pages.jobs.usage_report import choose_measure
+from falaj.console.pages.queues.fair_shares import ResourceShares, compute_fair_amounts, compute_shares
 from falaj.core.errors import Invalid
-from falaj.core.execute import Device
+from falaj.core.executor import Device
 from falaj.fleet.records import NodeView, QueueView
-from falaj.fleet.signs import Figure, PoolLoad
+from falaj.fleet.telemetry_operations import Figure, PoolLoad
 from falaj.fleet.usage import UsageRow
 from tests.console.ground import Ground, Visitor
 
@@ -118,7 +118,7 @@ def test_a_draft_is_checked_before_it_is_asked_for(platform: Ground, amal: Visit
 )
 def test_a_draft_that_cannot_be(given: dict[str, str], said: str) -> None:
     with pytest.raises(Invalid, match=said):
-        draft(given)
+        build_job_arguments(given)
 
 
 def test_a_profile_that_a_job_wrote(platform: Ground, amal: Visitor) -> None:
@@ -172,41 +172,44 @@ def node(name: str, gpus: int) -> NodeView:
 
 def test_what_is_fair() -> None:
     both = (queue("root/a", 3, "2", "4"), queue("root/b"))
-    gpu, cpu = held(both, (node("h/1", 4), node("h/2", 4)), queue("root", used="3"))
+    gpu, cpu = compute_shares(both, (node("h/1", 4), node("h/2", 4)), queue("root", used="3"))
     assert (gpu.capacity, gpu.used, gpu.others, gpu.free) == (8, {"root/a": 2.0, "root/b": 0.0}, 1.0, 5.0)
     assert cpu.capacity == 4
-    assert fair(gpu) == {"root/a": 4 + 3.0, "root/b": 1.0}
-    assert fair(Held("gpu", 4, {"a": 0, "b": 0}, {"a": 6, "b": 2}, {"a": 1, "b": 1})) == {"a": 3.0, "b": 1.0}
+    assert compute_fair_amounts(gpu) == {"root/a": 4 + 3.0, "root/b": 1.0}
+    assert compute_fair_amounts(ResourceShares("gpu", 4, {"a": 0, "b": 0}, {"a": 6, "b": 2}, {"a": 1, "b": 1})) == {
+        "a": 3.0,
+        "b": 1.0,
+    }
 
 
 def test_percent_of_every_gpu() -> None:
     told = {"h/1": {"0.busy": 50.0, "1.busy": 104.0, "0.memory": 20.0, "0.memory_total": 80.0}}
-    assert cells((node("h/1", 2), node("h/2", 1)), told, "busy", 2) == [50.0, 100.0, None, None]
-    assert cells((node("h/1", 2),), told, "memory", 2) == [25.0, None]
+    assert make_cells((node("h/1", 2), node("h/2", 1)), told, "busy", 2) == [50.0, 100.0, None, None]
+    assert make_cells((node("h/1", 2),), told, "memory", 2) == [25.0, None]
 
 
 def test_figures_are_drawn_by_what_is_measured() -> None:
     names = ("0.busy", "1.busy", "r0.pace", "load")
-    found = grouped([Figure(name, "", 0.0, 0.0, 0.0, (None,)) for name in names])
+    found = group_figures([Figure(name, "", 0.0, 0.0, 0.0, (None,)) for name in names])
     assert {name: [who for who, _ in of] for name, of in found.items()} == {
         "busy": ["#0", "#1"], "pace": ["r0"], "load": [""]
     }  # fmt: skip
-    assert moments(3600.0, "1h", 2) == [900.0, 2700.0]
+    assert list_step_times(3600.0, "1h", 2) == [900.0, 2700.0]
 
 
 def test_where_a_pool_goes() -> None:
     rising = PoolLoad("cpu", 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, (*(hour / 12 for hour in range(72)), None))
-    ahead = expected(rising)
+    ahead = forecast_pool(rising)
     assert ahead is not None
     assert 22 <= ahead.full(8.0)[0] <= 26
-    assert expected(replace(rising, hours=rising.hours[:30])) is None
+    assert forecast_pool(replace(rising, hours=rising.hours[:30])) is None
 
 
 def test_what_a_report_draws() -> None:
     row = UsageRow("a", 1, 0.0, 0.0, 0.0, 2.0, 0.0)
-    assert measured([row])[0] == "cpu_hours"
-    assert measured([row, UsageRow("b", 1, 1.0, 0.0, 0.0, 0.0, 0.0)])[0] == "gpu_hours"
-    assert measured([UsageRow("c", 1, 1.0, 0.0, 0.0, 0.0, 5.0)])[0] == "money"
+    assert choose_measure([row])[0] == "cpu_hours"
+    assert choose_measure([row, UsageRow("b", 1, 1.0, 0.0, 0.0, 0.0, 0.0)])[0] == "gpu_hours"
+    assert choose_measure([UsageRow("c", 1, 1.0, 0.0, 0.0, 0.0, 5.0)])[0] == "money"
 
 
 @pytest.mark.parametrize(
@@ -218,4 +221,4 @@ def test_what_a_report_draws() -> None:
     ],
 )
 def test_marks_in_a_line(line: str, wanted: str, pieces: list[tuple[str, bool]]) -> None:
-    assert list(_pieces(line, wanted)) == pieces
+    assert list(_split_matches(line, wanted)) == pieces

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from falaj.api.server import make_server
-from falaj.console.doors import Console
-from falaj.dispatch.scaling import ScalingLoop
-from falaj.platform import House
+from falaj.api.http_server import create_http_server
+from falaj.console.handlers import ConsoleHandler
+from falaj.dispatch.scaling_loop import ScalingLoop
+from falaj.server import Server
 from tests.jobs.lab import Lab, until
 from tests.servers.browser import Chromium, Tab
 
@@ -31,9 +31,11 @@ said("never")
 def served(home: Path, chromium: Chromium) -> Iterator[tuple[Lab, Tab]]:
     """A laptop of one node, its loops and its server in this process; its owner has followed the link of `falaj up`."""
     lab = Lab(home)
-    house: House = lab.here.house
-    doors: list[Console] = []
-    server, _ = make_server(house, listen="127.0.0.1:0", face=lambda app: doors.append(Console(app)) or doors[0])  # type: ignore[func-returns-value]
+    house: Server = lab.here.house
+    doors: list[ConsoleHandler] = []
+    server, _ = create_http_server(
+        house, listen="127.0.0.1:0", create_page_handler=lambda app: doors.append(ConsoleHandler(app)) or doors[0]
+    )  # type: ignore[func-returns-value]
     up = threading.Event()
     thread = threading.Thread(target=server.go, args=(lambda _: up.set(), None), daemon=True)
     thread.start()

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from falaj.cli.frame import Frame
-from falaj.cli.parsing import read
-from falaj.cli.verbs import given, parser_of
-from falaj.console.lines import Line
-from falaj.core.bind import bind
+from falaj.cli.argument_parsing import parse_arguments
+from falaj.cli.cli_context import CliContext
+from falaj.cli.operation_commands import collect_arguments, create_operation_parser
+from falaj.console.recorded_calls import RecordedCall
+from falaj.core.argument_binding import bind_arguments
+from falaj.core.operation import get_operation
 from falaj.core.ref import Ref
-from falaj.core.verb import verb_of
-from falaj.desks import desk_class
+from falaj.services import load_service_class
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("jobs", "list", {"state": "running", "project": "fraud"}),
@@ -26,9 +26,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("desk", "name", "arguments"), CALLS, ids=[f"{desk}.{name}" for desk, name, _ in CALLS])
 def test_a_line_means_the_call(desk: str, name: str, arguments: dict[str, Any]) -> None:
-    verb = verb_of(desk_class(desk), name)
-    wanted = bind(verb, (), arguments)
-    words = shlex.split(Line(desk, name, wanted).shell())
+    verb = get_operation(load_service_class(desk), name)
+    wanted = bind_arguments(verb, (), arguments)
+    words = shlex.split(RecordedCall(desk, name, wanted).shell())
     assert words[:3] == ["falaj", desk, name]
-    _, found = read(Frame(desk), parser_of(desk, verb), words[3:], plain=False)
-    assert bind(verb, (), given(desk, verb, found)) == wanted
+    _, found = parse_arguments(CliContext(desk), create_operation_parser(desk, verb), words[3:], is_plain=False)
+    assert bind_arguments(verb, (), collect_arguments(desk, verb, found)) == wanted

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.console.markup import Html, h, join, text
+from falaj.console.markup import Html, escape_text, h, join_html
 
 
 class Read(HTMLParser):
@@ -39,8 +39,8 @@ def test_whatever_is_given_is_text(one: str, other: str) -> None:
         (h.input(type="checkbox", checked=True, disabled=False), '<input type="checkbox" checked>'),
         (h.label("a", for_="b", data_live_now="c"), '<label for="b" data-live-now="c">a</label>'),
         (h.path(d="M0 0"), '<path d="M0 0"></path>'),
-        (join("a", Html("<br>"), "&"), "a<br>&amp;"),
-        (text("a\u202eb\x00c"), "a\\u202eb\\x00c"),
+        (join_html("a", Html("<br>"), "&"), "a<br>&amp;"),
+        (escape_text("a\u202eb\x00c"), "a\\u202eb\\x00c"),
         (h.p(title=h.b('"x"', id="y")), '<p title="<b id=&quot;y&quot;>&quot;x&quot;</b>"></p>'),
     ],
 )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from falaj.console.pages.monitor.drift import by_effect, cells, edges_of
-from falaj.console.pages.monitor.watch import measured
-from falaj.drift.records import Finding
-from falaj.monitor.records import Window
+from falaj.console.pages.monitor.drift_page import compute_edges, make_cells, sort_by_effect
+from falaj.console.pages.monitor.watch_page import collect_metric_series
+from falaj.drift.records import DriftFinding
+from falaj.monitor.records import MonitorWindow
 from tests.console.ground import Ground, Visitor
 from tests.servers.browser import Chromium
 
@@ -97,34 +97,37 @@ def test_an_incident_is_resolved_with_its_cause(platform: Ground, amal: Visitor)
     assert "scorer-1" not in amal.get("/console/monitor/incidents?state=open").text
 
 
-def _window(until: float, *findings: Finding) -> Window:
-    return Window(until - 1, until, 1, 10, findings)
+def _window(until: float, *findings: DriftFinding) -> MonitorWindow:
+    return MonitorWindow(until - 1, until, 1, 10, findings)
 
 
 def test_cells_are_columns_by_windows_in_time() -> None:
-    first = _window(1.0, Finding("input", "a", value=0.1), Finding("input", "b", "Dubai", value=0.9))
+    first = _window(1.0, DriftFinding("input", "a", value=0.1), DriftFinding("input", "b", "Dubai", value=0.9))
     second = _window(
-        2.0, Finding("input", "b", value=0.5), Finding("errors", value=1.0), Finding("together", value=0.2)
+        2.0,
+        DriftFinding("input", "b", value=0.5),
+        DriftFinding("errors", value=1.0),
+        DriftFinding("together", value=0.2),
     )
-    names, order, values = cells([second, first])
+    names, order, values = make_cells([second, first])
     assert (names, [one.until for one in order]) == (["b", "together", "a"], [1.0, 2.0])
     assert values == [None, 0.5, None, 0.2, 0.1, None]
-    assert cells([]) == ([], [], [])
+    assert make_cells([]) == ([], [], [])
 
 
 def test_alarms_come_first_then_what_differs_most() -> None:
     given = [
-        Finding("input", "a", value=0.9),
-        Finding("input", "b", value=0.1, alarm=True),
-        Finding("input", "c", value=1.0),
+        DriftFinding("input", "a", value=0.9),
+        DriftFinding("input", "b", value=0.1, alarm=True),
+        DriftFinding("input", "c", value=1.0),
     ]
-    assert [one.column for one in by_effect(given)] == ["b", "c", "a"]
+    assert [one.column for one in sort_by_effect(given)] == ["b", "c", "a"]
 
 
 def test_metrics_have_their_intervals() -> None:
-    told = Finding("estimate", measure="accuracy", value=0.9, measures={"error": 0.1})
-    apart = Finding("performance", "", "Dubai", "accuracy", 0.5)
-    (series,) = measured([_window(1.0, told, apart)])["accuracy"]
+    told = DriftFinding("estimate", measure="accuracy", value=0.9, measures={"error": 0.1})
+    apart = DriftFinding("performance", "", "Dubai", "accuracy", 0.5)
+    (series,) = collect_metric_series([_window(1.0, told, apart)])["accuracy"]
     assert (series.name, series.ys) == ("estimate", [0.9])
     assert series.low[0] == pytest.approx(0.9 - 0.196)
     assert series.high[0] == pytest.approx(0.9 + 0.196)
@@ -134,7 +137,7 @@ def test_metrics_have_their_intervals() -> None:
     ("bins", "edges"), [((), []), (("1",), []), (("1", "2"), [1, 2, 3]), (("Dubai", "others"), [])]
 )
 def test_bars_end_where_the_next_would_begin(bins: tuple[str, ...], edges: list[float]) -> None:
-    assert edges_of(bins) == edges
+    assert compute_edges(bins) == edges
 
 
 def test_the_story_of_an_incident_leads_to_its_verdict_and_model(platform: Ground) -> None:

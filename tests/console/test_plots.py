@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.console import parts, plots
+from falaj.console import components, plots
 from falaj.console.markup import Html
-from falaj.console.plots.places import PLACES, place_of
-from falaj.console.plots.shell import cut, width
+from falaj.console.plots.chart_frame import estimate_width, truncate_middle
+from falaj.console.plots.region_coordinates import REGION_COORDINATES, find_coordinates
 from tests.console.dom import Node, read
 from tests.console.plots_gallery import HOSTILE, Reader, every, reader
 
@@ -43,17 +43,21 @@ def _within(tree: Node, svg: Node) -> bool:
 def test_hostile_names_stay_text() -> None:
     bad = HOSTILE
     made = [
-        plots.line(EN, [plots.Series(bad, [1, 2], [1, 2]), plots.Series("b", [1], [1])], title=bad, x=bad, y=bad),
-        plots.spark(EN, [1, 2], title=bad),
-        plots.bars(EN, [(bad, 1)], title=bad, unit=bad),
-        plots.shares(EN, [(bad, 1, bad)], title=bad),
+        plots.line_chart(
+            EN, [plots.LineSeries(bad, [1, 2], [1, 2]), plots.LineSeries("b", [1], [1])], title=bad, x=bad, y=bad
+        ),
+        plots.sparkline(EN, [1, 2], title=bad),
+        plots.bar_chart(EN, [(bad, 1)], title=bad, unit=bad),
+        plots.share_bar(EN, [(bad, 1, bad)], title=bad),
         plots.histogram(EN, [0, 1], [1], title=bad),
-        plots.heat(EN, [bad], [bad], [0.5], title=bad),
-        plots.timeline(EN, [plots.Span(bad, bad, 0, 1, bad)], title=bad),
-        plots.graph(EN, [plots.Node(bad, bad, bad, bad)], [], title=bad),
-        plots.parallel(EN, [plots.Axis(bad, choices=(bad,))], [plots.Line(bad, bad, [bad])], title=bad),
-        plots.world(
-            EN, [plots.Place(bad, bad, 1, 1, bad, bad), plots.Place("b", "b", 2, 2)], [(bad, "b", bad)], title=bad
+        plots.heatmap(EN, [bad], [bad], [0.5], title=bad),
+        plots.timeline(EN, [plots.TimelineSpan(bad, bad, 0, 1, bad)], title=bad),
+        plots.node_graph(EN, [plots.GraphNode(bad, bad, bad, bad)], [], title=bad),
+        plots.parallel_coordinates(
+            EN, [plots.ParallelAxis(bad, choices=(bad,))], [plots.ParallelLine(bad, bad, [bad])], title=bad
+        ),
+        plots.world_map(
+            EN, [plots.MapPlace(bad, bad, 1, 1, bad, bad), plots.MapPlace("b", "b", 2, 2)], [(bad, "b", bad)], title=bad
         ),
     ]
     for one in made:
@@ -67,33 +71,33 @@ def test_hostile_names_stay_text() -> None:
 def test_words_that_are_markup_already_are_not_escaped_twice() -> None:
     title = Html("R&amp;D")
     for made in (
-        plots.spark(EN, [1, 2], title=title),
-        plots.line(EN, [plots.Series(title, [1], [1]), plots.Series("b", [1], [1])], title=title),
-        plots.graph(EN, [plots.Node("a", title)], [], title=title),
-        plots.timeline(EN, [plots.Span("a", title, 0, 1, "done")], title=title),
-        plots.world(EN, [plots.Place("a", title, 1, 1)], [], title=title),
+        plots.sparkline(EN, [1, 2], title=title),
+        plots.line_chart(EN, [plots.LineSeries(title, [1], [1]), plots.LineSeries("b", [1], [1])], title=title),
+        plots.node_graph(EN, [plots.GraphNode("a", title)], [], title=title),
+        plots.timeline(EN, [plots.TimelineSpan("a", title, 0, 1, "done")], title=title),
+        plots.world_map(EN, [plots.MapPlace("a", title, 1, 1)], [], title=title),
     ):
         assert "&amp;amp;" not in made
 
 
 def test_a_link_that_leads_away_is_refused() -> None:
     with pytest.raises(ValueError, match="leads away"):
-        plots.graph(EN, [plots.Node("a", "a", link="https://elsewhere.example")], [], title="t")
+        plots.node_graph(EN, [plots.GraphNode("a", "a", link="https://elsewhere.example")], [], title="t")
 
 
 @pytest.mark.parametrize("view", [EN, AR])
 def test_nothing_to_draw_is_said(view: Reader) -> None:
     for made in (
-        plots.line(view, [], title="t"),
-        plots.line(view, [plots.Series("a", [1, 2], [math.nan, None])], title="t"),
-        plots.bars(view, [], title="t"),
-        plots.shares(view, [("a", 0, "")], title="t"),
+        plots.line_chart(view, [], title="t"),
+        plots.line_chart(view, [plots.LineSeries("a", [1, 2], [math.nan, None])], title="t"),
+        plots.bar_chart(view, [], title="t"),
+        plots.share_bar(view, [("a", 0, "")], title="t"),
         plots.histogram(view, [], [], title="t"),
-        plots.heat(view, [], [], [], title="t"),
+        plots.heatmap(view, [], [], [], title="t"),
         plots.timeline(view, [], title="t"),
-        plots.graph(view, [], [], title="t"),
-        plots.parallel(view, [], [], title="t"),
-        plots.world(view, [], [], title="t"),
+        plots.node_graph(view, [], [], title="t"),
+        plots.parallel_coordinates(view, [], [], title="t"),
+        plots.world_map(view, [], [], title="t"),
     ):
         assert read(made).one(".plot-none").text == view.t("plots.none")
 
@@ -102,24 +106,24 @@ def test_nothing_to_draw_is_said(view: Reader) -> None:
 @given(FEW, FEW, st.booleans())
 def test_curves_of_any_values(xs: list[float | None], ys: list[float | None], log: bool) -> None:
     real = [math.nan if x is None else x for x in xs]
-    made = plots.line(
-        EN, [plots.Series("a", real, ys, low=ys, high=ys), plots.Series("b", real, ys)], title="t", log_y=log
+    made = plots.line_chart(
+        EN, [plots.LineSeries("a", real, ys, low=ys, high=ys), plots.LineSeries("b", real, ys)], title="t", log_y=log
     )
     _in_bounds(made)
-    made = plots.line(EN, [plots.Series("a", real, ys)], title="t", x=plots.TIME)
+    made = plots.line_chart(EN, [plots.LineSeries("a", real, ys)], title="t", x=plots.TIME_AXIS)
     _in_bounds(made)
-    _in_bounds(plots.spark(EN, ys, title="t"))
+    _in_bounds(plots.sparkline(EN, ys, title="t"))
 
 
 @settings(max_examples=60, deadline=None)
 @given(FEW, FEW)
 def test_amounts_of_any_values(some: list[float | None], others: list[float | None]) -> None:
     values = [math.nan if v is None else v for v in some]
-    _in_bounds(plots.bars(AR, [(str(n), v) for n, v in enumerate(values)], title="t"))
-    _in_bounds(plots.shares(AR, [(str(n), v, "") for n, v in enumerate(values)], title="t"))
+    _in_bounds(plots.bar_chart(AR, [(str(n), v) for n, v in enumerate(values)], title="t"))
+    _in_bounds(plots.share_bar(AR, [(str(n), v, "") for n, v in enumerate(values)], title="t"))
     then = [math.nan if v is None else v for v in others]
-    _in_bounds(plots.histogram(AR, range(len(values) + 1), values, title="t", then=then))
-    _in_bounds(plots.heat(AR, ["a", "b"], ["c", "d", "e"], some, title="t", low=min(values, default=0)))
+    _in_bounds(plots.histogram(AR, range(len(values) + 1), values, title="t", reference_counts=then))
+    _in_bounds(plots.heatmap(AR, ["a", "b"], ["c", "d", "e"], some, title="t", low=min(values, default=0)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,15 +131,21 @@ def test_amounts_of_any_values(some: list[float | None], others: list[float | No
 def test_spans_places_and_runs_of_any_values(some: list[float | None], others: list[float | None], log: bool) -> None:
     values = [math.nan if v is None else v for v in some]
     spans = [
-        plots.Span(str(n % 2), "a", start, end, "done")
+        plots.TimelineSpan(str(n % 2), "a", start, end, "done")
         for n, (start, end) in enumerate(zip(values, others, strict=False))
     ]
     _in_bounds(plots.timeline(EN, spans, title="t"))
     _in_bounds(
-        plots.world(EN, [plots.Place(str(n), "a", v, v) for n, v in enumerate(values)], [("0", "1", "")], title="t")
+        plots.world_map(
+            EN, [plots.MapPlace(str(n), "a", v, v) for n, v in enumerate(values)], [("0", "1", "")], title="t"
+        )
     )
-    lines = [plots.Line(str(n), "a", (v, "x" if v else None)) for n, v in enumerate(some)]
-    _in_bounds(plots.parallel(EN, [plots.Axis("a", log=log), plots.Axis("b", choices=("x",))], lines, title="t"))
+    lines = [plots.ParallelLine(str(n), "a", (v, "x" if v else None)) for n, v in enumerate(some)]
+    _in_bounds(
+        plots.parallel_coordinates(
+            EN, [plots.ParallelAxis("a", log=log), plots.ParallelAxis("b", choices=("x",))], lines, title="t"
+        )
+    )
 
 
 def _in_bounds(made: str) -> None:
@@ -151,45 +161,48 @@ def _in_bounds(made: str) -> None:
 
 
 def test_a_point_that_stands_alone_is_a_dot() -> None:
-    made = read(plots.line(EN, [plots.Series("a", [1, 2, 3, 4, 5], [1, 2, None, 4, None])], title="t"))
+    made = read(plots.line_chart(EN, [plots.LineSeries("a", [1, 2, 3, 4, 5], [1, 2, None, 4, None])], title="t"))
     assert made.one(".stroke[data-y]")["d"].count("M") == 1
     assert made.one(".lone")["d"] == "M750,0h0"
-    assert read(plots.spark(EN, [7], title="t")).one(".lone")
+    assert read(plots.sparkline(EN, [7], title="t")).one(".lone")
 
 
 def test_a_million_points_are_folded_into_few() -> None:
     ys = [math.sin(n / 900) + (n % 7) / 100 for n in range(100_000)]
-    made = plots.line(EN, [plots.Series("a", range(100_000), ys)], title="t")
+    made = plots.line_chart(EN, [plots.LineSeries("a", range(100_000), ys)], title="t")
     assert len(made) < 140_000
     path = read(made).one(".stroke[data-y]")
     assert len(path["data-x"].split(",")) == len(path["data-y"].split(",")) <= 2000
     assert read(made).all(".band")
-    assert len(plots.spark(EN, ys, title="t")) < 4000
+    assert len(plots.sparkline(EN, ys, title="t")) < 4000
 
 
 def test_large_things_stay_small() -> None:
     chance = random.Random(1)
-    nodes = [plots.Node(str(n), f"node {n}", "note") for n in range(400)]
+    nodes = [plots.GraphNode(str(n), f"node {n}", "note") for n in range(400)]
     edges = [(str(chance.randrange(n)), str(n)) for n in range(1, 400)] + [
         (str(n), str(n + 3)) for n in range(0, 390, 3)
     ]
-    graph = plots.graph(EN, nodes, edges, title="t")
+    graph = plots.node_graph(EN, nodes, edges, title="t")
     assert len(read(graph).all(".node")) == 300
     assert EN.t("plots.more", shown=300, all=400) in graph
     assert len(graph) < 200_000
-    many = plots.line(EN, [plots.Series(str(n), range(500), range(500)) for n in range(200)], title="t")
+    many = plots.line_chart(EN, [plots.LineSeries(str(n), range(500), range(500)) for n in range(200)], title="t")
     assert len(read(many).all(".plane .stroke")) == 64
     assert len(many) < 450_000
-    axes = [plots.Axis(str(n)) for n in range(10)]
-    lines = [plots.Line(f"r{n}", f"run {n}", [chance.random() for _ in axes]) for n in range(1500)]
-    parallel = plots.parallel(EN, axes, lines, title="t")
+    axes = [plots.ParallelAxis(str(n)) for n in range(10)]
+    lines = [plots.ParallelLine(f"r{n}", f"run {n}", [chance.random() for _ in axes]) for n in range(1500)]
+    parallel = plots.parallel_coordinates(EN, axes, lines, title="t")
     assert len(read(parallel).all(".run")) == 1000
     assert len(parallel) < 350_000
 
 
 def test_boxes_of_a_graph_do_not_overlap_and_arabic_mirrors_it() -> None:
-    nodes, edges = [plots.Node(n, n) for n in "abcdef"], [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("a", "e")]
-    places = [_places(plots.graph(view, nodes, edges, title="t")) for view in (EN, AR)]
+    nodes, edges = (
+        [plots.GraphNode(n, n) for n in "abcdef"],
+        [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("a", "e")],
+    )
+    places = [_places(plots.node_graph(view, nodes, edges, title="t")) for view in (EN, AR)]
     for boxes in places:
         for a, (x, y) in boxes.items():
             assert all(a == b or abs(x - u) >= 176 or abs(y - v) >= 44 for b, (u, v) in boxes.items())
@@ -206,31 +219,33 @@ def _pair(found: Sequence[str]) -> tuple[float, float]:
 
 
 def test_states_have_words_and_signs_beside_their_colour() -> None:
-    made = read(plots.graph(EN, [plots.Node("a", "a", state="failed")], [], title="t"))
+    made = read(plots.node_graph(EN, [plots.GraphNode("a", "a", state="failed")], [], title="t"))
     node = made.one(".node.t-bad")
     assert node["aria-label"] == "a · failed"
     assert node.one(".sign").text == "✕"
-    spans = read(plots.timeline(AR, [plots.Span("r", "a", 0, 9, "failed", "/console/x")], title="t"))
+    spans = read(plots.timeline(AR, [plots.TimelineSpan("r", "a", 0, 9, "failed", "/console/x")], title="t"))
     assert AR.t("console.state.failed") in spans.one("a.t-bad title").text
 
 
 def test_a_card_says_the_title_of_its_plot_once() -> None:
     card = read(
-        parts.card("R&D <x>", plots.bars(EN, [("a", 1)], title="R&D <x>"), plots.bars(EN, [("a", 1)], title="b"))
+        components.card(
+            "R&D <x>", plots.bar_chart(EN, [("a", 1)], title="R&D <x>"), plots.bar_chart(EN, [("a", 1)], title="b")
+        )
     )
     assert [title["class"] for title in card.all(".plot-title")] == ["plot-title unseen", "plot-title"]
 
 
 def test_heat_has_links_and_shades() -> None:
-    made = read(plots.heat(EN, ["a"], ["x", "y", "z"], [0, 0.99, None], title="t", links=["/console/x"]))
+    made = read(plots.heatmap(EN, ["a"], ["x", "y", "z"], [0, 0.99, None], title="t", links=["/console/x"]))
     assert [cell["class"] for cell in made.all("tbody td")] == ["q0", "q7", "qn"]
     assert [a["href"] for a in made.all("a")] == ["/console/x"]
 
 
 def test_a_map_opens_on_what_is_marked() -> None:
     def box(*codes: str) -> list[float]:
-        places = [plots.Place(code, code, *(place_of(code) or (0, 0))) for code in codes]
-        return [float(n) for n in read(plots.world(EN, places, [], title="t")).one(".earth")["viewbox"].split()]
+        places = [plots.MapPlace(code, code, *(find_coordinates(code) or (0, 0))) for code in codes]
+        return [float(n) for n in read(plots.world_map(EN, places, [], title="t")).one(".earth")["viewbox"].split()]
 
     gulf, wide = box("AE-DU", "AE-AZ"), box("AE-DU", "US", "AU")
     assert gulf[2] < 15
@@ -239,14 +254,14 @@ def test_a_map_opens_on_what_is_marked() -> None:
 
 
 def test_places_are_known_by_country_and_region() -> None:
-    assert place_of("ae-du") == (55.3, 25.2)
-    assert place_of("AE-XX") == PLACES["AE"]
-    assert place_of("ZZ") is None
-    assert len(PLACES) > 190
-    assert all(-180 <= x <= 180 and -60 <= y <= 84 for x, y in PLACES.values())
+    assert find_coordinates("ae-du") == (55.3, 25.2)
+    assert find_coordinates("AE-XX") == REGION_COORDINATES["AE"]
+    assert find_coordinates("ZZ") is None
+    assert len(REGION_COORDINATES) > 190
+    assert all(-180 <= x <= 180 and -60 <= y <= 84 for x, y in REGION_COORDINATES.values())
 
 
 @settings(deadline=None)
 @given(st.text(), st.integers(3, 40))
 def test_a_name_is_cut_to_its_room(name: str, room: int) -> None:
-    assert width(cut(name, room)) <= room + (6 if room >= 12 else 1)
+    assert estimate_width(truncate_middle(name, room)) <= room + (6 if room >= 12 else 1)

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from falaj.console.assets import FOLDER
+from falaj.console.assets import STATIC_FOLDER
 
 # How each kind of colour blindness turns linear red, green and blue (Machado, Oliveira and Fernandes 2009, severity 1).
 BLIND = {
@@ -20,7 +20,7 @@ def variables(theme: str) -> dict[str, str]:
     """Every colour of a theme."""
     found: dict[str, str] = {}
     for name in ("tokens.css", "plots.css"):
-        text = (FOLDER / name).read_text()
+        text = (STATIC_FOLDER / name).read_text()
         blocks = re.findall(r"^:root([^{]*)\{([^}]*)\}", text, re.MULTILINE)
         for selector, body in blocks:
             if selector.strip() in ("", f'[data-theme="{theme}"]'):
@@ -82,7 +82,7 @@ def test_series_differ_for_everybody(theme: str, kind: str) -> None:
 
 
 def test_the_dark_colours_are_written_the_same_twice() -> None:
-    text = (FOLDER / "plots.css").read_text()
+    text = (STATIC_FOLDER / "plots.css").read_text()
     chosen = re.search(r'data-theme="dark"\] \{([^}]*)\}', text)
     asked = re.search(r"prefers-color-scheme: dark\)[^{]*\{[^{]*\{([^}]*)\}", text)
     assert chosen is not None

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.console.plots.scale import Scale, nice, period, real, scale, short
+from falaj.console.plots.axis_scales import (
+    AxisScale,
+    format_period,
+    format_short,
+    list_round_values,
+    make_scale,
+    to_drawable_number,
+)
 from tests.console.plots_gallery import NOON, reader
 
 EN = reader()
@@ -24,7 +31,7 @@ EN = reader()
     ],
 )
 def test_marks_are_round(low: float, high: float, wanted: int, marks: list[float]) -> None:
-    assert nice(low, high, wanted) == pytest.approx(marks)
+    assert list_round_values(low, high, wanted) == pytest.approx(marks)
 
 
 @pytest.mark.parametrize(
@@ -45,40 +52,40 @@ def test_marks_are_round(low: float, high: float, wanted: int, marks: list[float
     ],
 )
 def test_numbers_are_short(value: float, step: float, top: float, written: str) -> None:
-    assert short(EN, value, step, top) == written
+    assert format_short(EN, value, step, top) == written
 
 
 def test_digits_are_the_readers() -> None:
-    assert short(reader("ar", indic=True), 12.5) == "١٢٫٥"  # noqa: RUF001
-    assert short(reader("ar"), 12.5) == "12.5"
+    assert format_short(reader("ar", indic=True), 12.5) == "١٢٫٥"  # noqa: RUF001
+    assert format_short(reader("ar"), 12.5) == "12.5"
 
 
 def test_days_begin_at_midnight_in_the_gulf() -> None:
-    day = Scale(NOON, NOON + 4 * 86400, time=True)
+    day = AxisScale(NOON, NOON + 4 * 86400, time=True)
     assert [(mark + 4 * 3600) % 86400 for mark in day.ticks(4)] == [0] * len(day.ticks(4))
     assert day.label(EN, day.ticks(4)[0]) == "22/09"
-    assert period(EN, day) == "21 Sep 2026, 18:13 \u2013 25 Sep 2026, 18:13"
-    assert period(EN, Scale(NOON, NOON + 3600, time=True)) == "21 Sep 2026, 18:13 \u2013 19:13"
+    assert format_period(EN, day) == "21 Sep 2026, 18:13 \u2013 25 Sep 2026, 18:13"
+    assert format_period(EN, AxisScale(NOON, NOON + 3600, time=True)) == "21 Sep 2026, 18:13 \u2013 19:13"
 
 
 @pytest.mark.parametrize(
     ("low", "high", "marks"), [(1, 1000, [1, 10, 100, 1000]), (1e-9, 1, [1e-9, 1e-7, 1e-5, 1e-3, 1e-1])]
 )
 def test_powers_of_ten(low: float, high: float, marks: list[float]) -> None:
-    assert Scale(low, high, log=True).ticks() == pytest.approx(marks)
+    assert AxisScale(low, high, log=True).ticks() == pytest.approx(marks)
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats() | st.none(), max_size=20), st.booleans(), st.booleans(), st.booleans())
 def test_every_value_has_a_place(values: list[float | None], log: bool, time: bool, rounded: bool) -> None:
-    made = scale(values, log=log, time=time and not log, rounded=rounded)
+    made = make_scale(values, log=log, time=time and not log, rounded=rounded)
     assert made.low < made.high
     marks = made.ticks()
     assert len(marks) <= 24
     for mark in marks:
         assert -0.001 <= made.at(mark) <= 1.001
         assert len(made.label(EN, mark, marks)) <= 16
-    for value in map(real, values):
+    for value in map(to_drawable_number, values):
         if value is not None and (value > 1e-300 or not log):
             assert -1e-6 <= made.at(value) <= 1 + 1e-6
 
@@ -86,7 +93,7 @@ def test_every_value_has_a_place(values: list[float | None], log: bool, time: bo
 @settings(deadline=None)
 @given(st.floats(-1e300, 1e300))
 def test_any_number_is_written_and_close(value: float) -> None:
-    written = short(EN, value)
+    written = format_short(EN, value)
     assert len(written) <= 12
     units = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
     read = float(written.rstrip("kMGT").replace(",", "")) * units.get(written[-1], 1)

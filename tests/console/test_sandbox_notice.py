@@ -2,7 +2,7 @@
 
 import pytest
 
-from falaj.console.words import Words
+from falaj.console.words import Translator
 from falaj.fleet.sandbox import UNSANDBOXED
 from tests.console.ground import Ground
 
@@ -22,6 +22,6 @@ def test_every_unsandboxed_cluster_has_a_red_notice(platform: Ground, page: str,
 @pytest.mark.parametrize("language", ["en", "ar"])
 @pytest.mark.parametrize("whose", UNSANDBOXED)
 def test_pages_have_words_for_every_lack_of_a_sandbox(language: str, whose: str) -> None:
-    words = Words(language)
+    words = Translator(language)
     for group in ("clusters.unsandboxed", "clusters.sandbox_hint"):
         assert words.of(group, whose) != whose

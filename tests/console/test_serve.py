@@ -4,18 +4,23 @@ from typing import Any
 
 import pytest
 
-from falaj.console.pages.serve.rollout import progress
-from falaj.console.pages.serve.shapes import Input, inputs_in, inputs_of, values_of
+from falaj.console.pages.serve.input_forms import (
+    ModelInput,
+    parse_metadata_inputs,
+    parse_signature_inputs,
+    parse_values,
+)
+from falaj.console.pages.serve.rollout_card import compute_progress
 from falaj.core.errors import Invalid
-from falaj.serve.counts import Counted, bucket
-from falaj.serve.records import Judged
-from falaj.serve.trials import plan_of
+from falaj.serve.records import MetricJudgement
+from falaj.serve.request_counts import CountRow, latency_bucket
+from falaj.serve.rollout_state import parse_criteria
 from tests.console.ground import Ground, Visitor
 from tests.servers.browser import Chromium
 from tests.town import refusal
 
 ONE, PAGE = "endpoint:fraud/scorer", "/console/serve/endpoint:fraud/scorer"
-PLAN = plan_of({}, "canary", 0.2)
+PLAN = parse_criteria({}, "canary", 0.2)
 
 
 def test_the_list_says_how_each_stands(amal: Visitor) -> None:
@@ -121,8 +126,8 @@ def test_the_verdict_comes_while_one_looks_and_rolling_back_is_a_click(platform:
 def _told(platform: Ground, requests: int) -> None:
     """What a gateway would have counted of both arms since the step began."""
     at = platform.as_("amal").serve.show(ONE).rollout.step_at + 6
-    base = Counted(
-        "bank", ONE, "base", 1, at, requests, requests // 100, {bucket(900): requests}, 0, 0, "g1", "ae-dubai"
+    base = CountRow(
+        "bank", ONE, "base", 1, at, requests, requests // 100, {latency_bucket(900): requests}, 0, 0, "g1", "ae-dubai"
     )
     rows = [base, base._replace(arm="canary", revision=2)]
     platform.house.desks["serve"].counts.append(rows)
@@ -131,15 +136,15 @@ def _told(platform: Ground, requests: int) -> None:
 @pytest.mark.parametrize(
     ("reading", "low", "high"),
     [
-        (Judged("errors", 0.01, 0, 0, 0, 0, -1, 1, 1.0, 1.0, "wait"), 0, 0),
-        (Judged("errors", 0.01, 100, 0, 50, 0, -1, 1, 1.0, 0.05, "wait"), 0.2, 0.3),
-        (Judged("errors", 0.01, 900, 0, 900, 0, -1, 1, 1.0, 0.2, "wait"), 0.5, 0.6),
-        (Judged("errors", 0.01, 900, 0, 900, 0, -1, 1, 1.0, 1e-9, "fine"), 1, 1),
-        (Judged("errors", 0.01, 900, 0, 3, 1, -1, 1, 1e-9, 1.0, "worse"), 1, 1),
+        (MetricJudgement("errors", 0.01, 0, 0, 0, 0, -1, 1, 1.0, 1.0, "wait"), 0, 0),
+        (MetricJudgement("errors", 0.01, 100, 0, 50, 0, -1, 1, 1.0, 0.05, "wait"), 0.2, 0.3),
+        (MetricJudgement("errors", 0.01, 900, 0, 900, 0, -1, 1, 1.0, 0.2, "wait"), 0.5, 0.6),
+        (MetricJudgement("errors", 0.01, 900, 0, 900, 0, -1, 1, 1.0, 1e-9, "fine"), 1, 1),
+        (MetricJudgement("errors", 0.01, 900, 0, 3, 1, -1, 1, 1e-9, 1.0, "worse"), 1, 1),
     ],
 )
-def test_progress_is_the_lesser_of_outcomes_and_evidence(reading: Judged, low: float, high: float) -> None:
-    assert low <= progress(reading, PLAN) <= high
+def test_progress_is_the_lesser_of_outcomes_and_evidence(reading: MetricJudgement, low: float, high: float) -> None:
+    assert low <= compute_progress(reading, PLAN) <= high
 
 
 def test_few_values_are_fields_and_many_are_json() -> None:
@@ -147,12 +152,12 @@ def test_few_values_are_fields_and_many_are_json() -> None:
         {"name": "amount", "datatype": "FP32", "shape": [-1, 1]}, {"name": "city", "datatype": "BYTES", "shape": [-1]},
         {"name": "new", "datatype": "BOOL", "shape": [-1, 2]}, {"name": "x", "datatype": "FP32", "shape": [-1, 32]},
     ]}  # fmt: skip
-    inputs = inputs_of(told)
+    inputs = parse_metadata_inputs(told)
     assert [one.few for one in inputs] == [True, True, True, False]
     form = {"in.0.0": "1.5", "in.1.0": "Dubai", "in.2.1": "on", "json.3": "[[0.5]]"}
     wanted = {"amount": [[1.5]], "city": ["Dubai"], "new": [[False, True]], "x": [[0.5]]}
-    assert values_of(inputs, form) == wanted
-    assert values_of((), {"whole": '{"x": [1]}'}) == {"x": [1]}
+    assert parse_values(inputs, form) == wanted
+    assert parse_values((), {"whole": '{"x": [1]}'}) == {"x": [1]}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,7 @@ def test_few_values_are_fields_and_many_are_json() -> None:
      {"whole": "[" * 100_000}],
 )  # fmt: skip
 def test_what_is_no_value_is_refused(form: dict[str, str]) -> None:
-    assert isinstance(refusal(lambda: values_of((Input("amount", "FP32", (-1, 1)),), form)), Invalid)
+    assert isinstance(refusal(lambda: parse_values((ModelInput("amount", "FP32", (-1, 1)),), form)), Invalid)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +175,13 @@ def test_what_is_no_value_is_refused(form: dict[str, str]) -> None:
         ({}, ()),
         ({"inputs": "not json"}, ()),
         ({"inputs": '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 4]}, "name": "x"}]'},
-         (Input("x", "FP32", (-1, 4)),)),
+         (ModelInput("x", "FP32", (-1, 4)),)),
         ({"inputs": '[{"type": "double", "name": "amount"}, {"type": "string", "name": "city"}]'},
-         (Input("amount", "FP64", (-1,)), Input("city", "BYTES", (-1,)))),
+         (ModelInput("amount", "FP64", (-1,)), ModelInput("city", "BYTES", (-1,)))),
         ({"inputs": [{"name": "x", "shape": "odd"}]}, ()),
         ({"inputs": {"x": 1}}, ()),
         ({"inputs": [7]}, ()),
     ],
 )  # fmt: skip
-def test_signatures_as_they_are_published(signature: dict[str, Any], wanted: tuple[Input, ...]) -> None:
-    assert inputs_in(signature) == wanted
+def test_signatures_as_they_are_published(signature: dict[str, Any], wanted: tuple[ModelInput, ...]) -> None:
+    assert parse_signature_inputs(signature) == wanted

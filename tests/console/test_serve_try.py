@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from falaj.api.server import make_server
-from falaj.console.doors import Console
+from falaj.api.http_server import create_http_server
+from falaj.console.handlers import ConsoleHandler
 from tests.console.ground import Ground, Visitor
 from tests.gateway.stand_in import Ground as Gate
 from tests.gateway.test_real import Real
@@ -23,7 +23,7 @@ class Asked(Ground):
 
     def __init__(self, gate: Gate) -> None:
         self.tokens, self.house = gate.town.tokens, gate.town.house
-        self.server, _ = make_server(self.house, listen="127.0.0.1:0", face=Console)
+        self.server, _ = create_http_server(self.house, listen="127.0.0.1:0", create_page_handler=ConsoleHandler)
         self.url = self.server.url
         self._visitors: dict[tuple[str, str], Visitor] = {}
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api.server import make_server
-from falaj.console.doors import Console
-from falaj.platform import House, load_settings
+from falaj.api.http_server import create_http_server
+from falaj.console.handlers import ConsoleHandler
+from falaj.server import Server, load_settings
 from tests.servers.browser import Chromium
 from tests.servers.oidc import OidcServer
 
@@ -20,11 +20,11 @@ class Place:
     """A bare platform with its console."""
 
     def __init__(self, home: Path, settings: dict[str, Any]) -> None:
-        self.house = House(load_settings(str(home), settings))
+        self.house = Server(load_settings(str(home), settings))
         self.token = self.house.bootstrap()
-        self.server, _ = make_server(self.house, listen="127.0.0.1:0", face=Console)
+        self.server, _ = create_http_server(self.house, listen="127.0.0.1:0", create_page_handler=ConsoleHandler)
         self.url = self.server.url
-        assert isinstance(self.server.app.door, Console)
+        assert isinstance(self.server.app.door, ConsoleHandler)
         self.console = self.server.app.door
 
     def client(self, **headers: str) -> httpx.Client:

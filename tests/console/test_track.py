@@ -3,9 +3,9 @@
 import pytest
 
 from falaj.console.markup import Html
-from falaj.console.page import File
-from falaj.console.pages.track import compare, curves, shape, texts
-from falaj.console.plots import Series
+from falaj.console.page import FileDownload
+from falaj.console.pages.track import compare_runs, note_markup, run_coordinates, run_curves
+from falaj.console.plots import LineSeries
 from falaj.core.ref import Ref
 from falaj.track.records import Curve, Metric
 from tests.console.ground import Ground, Visitor
@@ -149,36 +149,36 @@ def test_a_sweep_shows_its_trials_best_first(amal: Visitor) -> None:
 
 def test_runs_of_an_address_are_read_as_they_are_written() -> None:
     runs = tuple(Ref("run", project, f"{n:032x}") for project, n in (("a", 1), ("a", 2), ("b", 3)))
-    assert compare.chosen({"runs": compare.packed(runs)}) == runs
+    assert compare_runs.parse_chosen_runs({"runs": compare_runs.pack_runs(runs)}) == runs
 
 
 @pytest.mark.parametrize(
     ("values", "log", "choices"),
     [((1.0, 2.0), False, []), ((0.001, 1.0, None), True, []), (("a", "b", "a"), False, ["a", "b"])],
 )
-def test_what_can_be_an_axis(values: tuple[shape.Value, ...], log: bool, choices: list[str]) -> None:
-    made = shape.axis("x", values)
+def test_what_can_be_an_axis(values: tuple[run_coordinates.CellValue, ...], log: bool, choices: list[str]) -> None:
+    made = run_coordinates.make_axis("x", values)
     assert made is not None
     assert (made.log, list(made.choices)) == (log, choices)
 
 
 def test_what_cannot_be_an_axis() -> None:
-    assert shape.axis("x", (None, None)) is None
-    assert shape.axis("x", [str(n) + "x" for n in range(99)]) is None
-    assert shape.numbers(["1", "", None, "2.5"]) == [1.0, None, None, 2.5]
-    assert shape.numbers(["1", "two"]) == ["1", "two"]
+    assert run_coordinates.make_axis("x", (None, None)) is None
+    assert run_coordinates.make_axis("x", [str(n) + "x" for n in range(99)]) is None
+    assert run_coordinates.to_numbers(["1", "", None, "2.5"]) == [1.0, None, None, 2.5]
+    assert run_coordinates.to_numbers(["1", "two"]) == ["1", "two"]
 
 
 def test_a_folded_curve_has_a_band() -> None:
     points = [Metric("m", value, 100.0 + n, n) for n, value in enumerate([1.0, 9.0, 5.0, 2.0, 8.0, 4.0, 3.0])]
-    whole = curves.series(Curve("m", tuple(points), total=7), "m", "step")
+    whole = run_curves.to_series(Curve("m", tuple(points), total=7), "m", "step")
     assert (list(whole.xs), whole.low) == ([0, 1, 2, 3, 4, 5, 6], ())
-    folded = curves.series(Curve("m", tuple(points), total=700), "m", "time")
-    assert folded == Series("m", [102.0, 105.0, 106.0], [5.0, 4.0, 3.0], [1.0, 2.0, 3.0], [9.0, 8.0, 3.0])
+    folded = run_curves.to_series(Curve("m", tuple(points), total=700), "m", "time")
+    assert folded == LineSeries("m", [102.0, 105.0, 106.0], [5.0, 4.0, 3.0], [1.0, 2.0, 3.0], [9.0, 8.0, 3.0])
 
 
 def test_smoothing_begins_where_the_curve_does() -> None:
-    made = curves.smoothed(Series("m", (0, 1, 2, 3), (4.0, 4.0, None, 8.0)), 0.5)
+    made = run_curves.smooth_series(LineSeries("m", (0, 1, 2, 3), (4.0, 4.0, None, 8.0)), 0.5)
     assert made.ys[:3] == [4.0, 4.0, None]
     assert 4.0 < (made.ys[3] or 0) < 8.0
 
@@ -194,7 +194,7 @@ def test_smoothing_begins_where_the_curve_does() -> None:
     ],
 )  # fmt: skip
 def test_a_note_knows_little_markdown(text: str, made: str) -> None:
-    assert texts.note(text) == Html(f'<div class="note" dir="auto">{made}</div>')
+    assert note_markup.render_note(text) == Html(f'<div class="note" dir="auto">{made}</div>')
 
 
 @pytest.mark.parametrize(
@@ -202,5 +202,5 @@ def test_a_note_knows_little_markdown(text: str, made: str) -> None:
     [(PNG, "image/png"), (b"\xff\xd8\xff\xe0", "image/jpeg"), (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"), (b"<svg>", "")],
 )
 def test_a_picture_is_what_begins_as_one(body: bytes, kind: str) -> None:
-    assert File("x", body, shown=True).picture == kind
-    assert File("x", body).picture == ""
+    assert FileDownload("x", body, shown=True).picture == kind
+    assert FileDownload("x", body).picture == ""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from falaj.console.pages import ROOMS, every_route, routes
+from falaj.console.pages import SECTIONS, list_routes, load_routes
 from tests.console.ground import Ground
 from tests.console.walk import PICTURES, WHO, Walked, examples, look_at
 from tests.servers.browser import PHONE, Chromium, Tab
@@ -27,15 +27,15 @@ def tabs(platform: Ground, chromium: Chromium) -> Callable[..., Tab]:
 
 
 def test_every_page_can_be_walked_to() -> None:
-    assert [room for room in ROOMS if not routes(room)] == []
-    assert [route.pattern for route in every_route() if not route.walk] == []
+    assert [room for room in SECTIONS if not load_routes(room)] == []
+    assert [route.pattern for route in list_routes() if not route.walk] == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", SECTIONS)
 def test_a_room(tabs: Callable[..., Tab], room: str) -> None:
     """Each of its pages once, in one look or the other."""
     walked = Walked()
-    for number, route in enumerate(routes(room)):
+    for number, route in enumerate(load_routes(room)):
         lang, theme = LOOKS[number % 2]
         tab, path = tabs(WHO.get(room, "amal"), lang, theme), route.walk[0]
         walked.note(f"{path} ({lang})", look_at(tab, path, lang, PICTURES / f"{room}-{number}-{lang}-{theme}.png"))
@@ -45,7 +45,7 @@ def test_a_room(tabs: Callable[..., Tab], room: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lang", "theme"), [*LOOKS, *OTHERS])
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", SECTIONS)
 def test_a_room_in_every_look_and_on_a_phone(tabs: Callable[..., Tab], room: str, lang: str, theme: str) -> None:
     walked = Walked()
     for number, (_, path) in enumerate(examples(room)):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 import falaj.console
-from falaj.catalog.naming import LAPSED, UNRATIFIED
-from falaj.console.words import FOLDER, LANGUAGES, Message, messages, plural
+from falaj.catalog.name_operations import HOW_LAPSED, HOW_UNRATIFIED
+from falaj.console.words import LANGUAGES, MESSAGES_FOLDER, Message, choose_plural_form, load_messages
 from falaj.core.errors import FalajError
 
 CODE = Path(falaj.console.__file__).parent
@@ -94,19 +94,21 @@ def _forms(message: Message) -> dict[str, str]:
 
 
 def test_every_room_has_both_languages() -> None:
-    files = {lang: {file.name.partition(".")[0] for file in FOLDER.glob(f"*.{lang}.json")} for lang in LANGUAGES}
+    files = {
+        lang: {file.name.partition(".")[0] for file in MESSAGES_FOLDER.glob(f"*.{lang}.json")} for lang in LANGUAGES
+    }
     assert files["en"] == files["ar"]
-    assert {file.name for file in FOLDER.iterdir()} == {
+    assert {file.name for file in MESSAGES_FOLDER.iterdir()} == {
         f"{room}.{lang}.json" for lang in LANGUAGES for room in files[lang]
     }
 
 
 def test_keys_are_the_same_in_both_languages() -> None:
-    assert sorted(set(messages("en")) ^ set(messages("ar"))) == []
+    assert sorted(set(load_messages("en")) ^ set(load_messages("ar"))) == []
 
 
 def test_what_code_says_exists() -> None:
-    known = messages("en")
+    known = load_messages("en")
     missing = {key: where for key, where in said().keys.items() if key not in known}
     assert missing == {}
     empty = {
@@ -123,28 +125,30 @@ def test_nothing_is_kept_that_nobody_says() -> None:
     # A key may stand in a table of the code, too: any text of its shape counts as said.
     used = set(said().keys) | {text for text in said().texts if _KEY.fullmatch(text)}
     groups = tuple(f"{group}." for group in said().groups)
-    assert sorted(key for key in messages("en") if key not in used and not key.startswith(groups)) == []
+    assert sorted(key for key in load_messages("en") if key not in used and not key.startswith(groups)) == []
 
 
 def test_numbers_have_every_form_their_language_needs() -> None:
     wrong = {
         f"{lang}: {key}": sorted(message)
         for lang in LANGUAGES
-        for key, message in messages(lang).items()
+        for key, message in load_messages(lang).items()
         if not isinstance(message, str) and set(message) != FORMS[lang]
     }
     assert wrong == {}
     other = [
-        key for key in messages("en") if isinstance(messages("en")[key], str) != isinstance(messages("ar")[key], str)
+        key
+        for key in load_messages("en")
+        if isinstance(load_messages("en")[key], str) != isinstance(load_messages("ar")[key], str)
     ]
     assert other == []
 
 
 def test_what_is_filled_in_is_the_same_in_both_languages() -> None:
     wrong = {}
-    for key, message in messages("en").items():
+    for key, message in load_messages("en").items():
         names = {name for text in _forms(message).values() for name in _NAME.findall(text)}
-        there = {name for text in _forms(messages("ar")[key]).values() for name in _NAME.findall(text)}
+        there = {name for text in _forms(load_messages("ar")[key]).values() for name in _NAME.findall(text)}
         if names != there:
             wrong[key] = (sorted(names), sorted(there))
     assert wrong == {}
@@ -154,7 +158,7 @@ def test_the_form_for_many_says_how_many() -> None:
     silent = [
         f"{lang}: {key}"
         for lang, most in (("en", "other"), ("ar", "many"))
-        for key, message in messages(lang).items()
+        for key, message in load_messages(lang).items()
         if not isinstance(message, str) and "{n}" not in message[most]
     ]
     assert silent == []
@@ -163,11 +167,11 @@ def test_the_form_for_many_says_how_many() -> None:
 def test_arabic_is_arabic_and_nothing_is_empty() -> None:
     for lang in LANGUAGES:
         assert [
-            key for key, one in messages(lang).items() if not all(text.strip() for text in _forms(one).values())
+            key for key, one in load_messages(lang).items() if not all(text.strip() for text in _forms(one).values())
         ] == []
     latin = [
         key
-        for key, one in messages("ar").items()
+        for key, one in load_messages("ar").items()
         if not all(
             _ARABIC.search(text) or set(re.findall(r"[A-Za-z]\w*", text)) <= NAMES for text in _forms(one).values()
         )
@@ -178,7 +182,7 @@ def test_arabic_is_arabic_and_nothing_is_empty() -> None:
 def test_english_has_no_arabic_left_in_it() -> None:
     assert [
         key
-        for key, one in messages("en").items()
+        for key, one in load_messages("en").items()
         if not key.startswith("console.digits") and any(_ARABIC.search(text) for text in _forms(one).values())
     ] == []
 
@@ -190,14 +194,14 @@ def test_what_rooms_say_by_a_word_has_a_word_in_every_language() -> None:
         classes.extend(one.__subclasses__())
     own = {one.code for one in classes if one.__module__ == FalajError.__module__}
     source = {name: (SOURCE / name).read_text(encoding="utf-8") for name in (
-        "govern/cedar/guardrails.cedar", "govern/policy.py", "govern/engine.py", "schedule/why.py",
-        "schedule/blocked.py", "jobs/service.py", "drift/records.py",
+        "govern/cedar/guardrails.cedar", "govern/authorizer.py", "govern/policy_engine.py", "schedule/why.py",
+        "schedule/blocked_jobs.py", "jobs/service.py", "drift/records.py",
     )}  # fmt: skip
     rules = set(re.findall(r'@id\("([a-z-]+)"\)', source["govern/cedar/guardrails.cedar"]))
-    for name in ("govern/policy.py", "govern/engine.py"):
+    for name in ("govern/authorizer.py", "govern/policy_engine.py"):
         rules |= set(re.findall(r'(?:\(False, |^[A-Z_]+ = )\("([a-z-]+)",\)', source[name], re.MULTILINE))
     reasons = set[str]()
-    for name in ("schedule/why.py", "schedule/blocked.py", "jobs/service.py"):
+    for name in ("schedule/why.py", "schedule/blocked_jobs.py", "jobs/service.py"):
         reasons |= set(re.findall(r'Reason\(\s*"([a-z-]+)"', source[name]))
     found = re.search(r'what: str\n    """([a-z, ()]+)\."""', source["drift/records.py"])
     assert found, "where findings say their kinds"
@@ -211,7 +215,7 @@ def test_what_rooms_say_by_a_word_has_a_word_in_every_language() -> None:
         *(f"monitor.kind.{one}" for one in kinds),
     }  # fmt: skip
     for lang in LANGUAGES:
-        assert sorted(wanted - set(messages(lang))) == []
+        assert sorted(wanted - set(load_messages(lang))) == []
 
 
 @pytest.mark.parametrize(
@@ -220,10 +224,10 @@ def test_what_rooms_say_by_a_word_has_a_word_in_every_language() -> None:
      (102, "other"), (103, "few"), (111, "many"), (1.5, "other")],
 )  # fmt: skip
 def test_arabic_numbers_choose_their_form(n: float, form: str) -> None:
-    assert plural("ar", n) == form
+    assert choose_plural_form("ar", n) == form
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_came_of_an_emergency_has_words(language: str) -> None:
-    for how in (UNRATIFIED, LAPSED, "emergency, ratified"):
-        assert f"catalog.done_by.{how}" in messages(language), how
+    for how in (HOW_UNRATIFIED, HOW_LAPSED, "emergency, ratified"):
+        assert f"catalog.done_by.{how}" in load_messages(language), how

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from playwright.sync_api import Error
 
-from falaj.console.page import ROOT, Route
-from falaj.console.pages import routes
-from falaj.console.words import messages
+from falaj.console.page import ROOT_PATH, PageRoute
+from falaj.console.pages import load_routes
+from falaj.console.words import load_messages
 from tests.servers.browser import DESK, PHONE, Tab
 
 PICTURES = Path(__file__).parents[2] / ".screenshots"
@@ -79,16 +79,16 @@ class Walked:
         return "\n" + "\n".join(lines)
 
 
-def examples(room: str) -> list[tuple[Route, str]]:
+def examples(room: str) -> list[tuple[PageRoute, str]]:
     """Every address of a room that can be walked to."""
-    return [(route, path) for route in routes(room) for path in route.walk]
+    return [(route, path) for route in load_routes(room) for path in route.walk]
 
 
 def look_at(tab: Tab, path: str, lang: str, picture: Path | None) -> list[str]:
     """Everything that is wrong with a page, in words."""
     tab.forget()
     try:
-        status = tab.open(f"{ROOT}/{path}".rstrip("/"))
+        status = tab.open(f"{ROOT_PATH}/{path}".rstrip("/"))
     except Error as error:
         return [] if "Download is starting" in str(error) else [str(error)]
     if not tab.tell("!!document.getElementById('main')"):
@@ -110,7 +110,7 @@ def _said(tab: Tab, lang: str) -> list[str]:
     read, found = tab.tell(_READ.replace("SAYS", f'"{_SAYS}"')), []
     if (read["lang"], read["dir"]) != (lang, "rtl" if lang == "ar" else "ltr"):
         found.append(f"lang={read['lang']} dir={read['dir']}")
-    files = {key.partition(".")[0] for key in messages("en")}
+    files = {key.partition(".")[0] for key in load_messages("en")}
     found += [f"no such message: {one}" for one in set(read["raw"]) if _is_key(one, files)]
     found += [f"the same id twice: {one}" for one in set(read["twice"])]
     if lang == "ar":
@@ -120,7 +120,7 @@ def _said(tab: Tab, lang: str) -> list[str]:
 
 def _is_key(word: str, files: set[str]) -> bool:
     """Shown by Words where a message is missing; the name of a file or a verb in somebody's sentence is none."""
-    from falaj.desks import actions
+    from falaj.services import list_actions
 
     file, _, rest = word.partition(".")
-    return file in files and bool(re.fullmatch(r"[a-z_]+(\.[a-z_-]+)?", rest)) and word not in actions()
+    return file in files and bool(re.fullmatch(r"[a-z_]+(\.[a-z_-]+)?", rest)) and word not in list_actions()

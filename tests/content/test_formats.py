@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.content import archives, formats, onnx
-from falaj.content.formats import Inspected, inspect
+from falaj.content import archives, model_formats, onnx_external_data
+from falaj.content.model_formats import InspectedModel, inspect_model
 from falaj.core.errors import Invalid
 
 CANARY = "formats-canary"
@@ -150,8 +150,8 @@ CODE: dict[str, tuple[str, bytes]] = {
 def test_formats_that_hold_data_only(tmp_path: Path, case: str) -> None:
     name, data = SAFE[case]
     (tmp_path / name).write_bytes(data)
-    assert inspect(tmp_path) == Inspected(case.split(maxsplit=1)[0].strip(","), False)
-    assert inspect(tmp_path / name).code_bearing is False
+    assert inspect_model(tmp_path) == InspectedModel(case.split(maxsplit=1)[0].strip(","), False)
+    assert inspect_model(tmp_path / name).code_bearing is False
 
 
 @pytest.mark.parametrize("case", CODE)
@@ -160,10 +160,10 @@ def test_formats_that_can_run_code(tmp_path: Path, case: str, monkeypatch: pytes
     name, data = CODE[case]
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / name).write_bytes(data)
-    seen = inspect(tmp_path / "m")
+    seen = inspect_model(tmp_path / "m")
     assert seen.code_bearing
     assert any(name in reason for reason in seen.reasons)
-    assert seen.format in formats.CODE or seen.format in case or case.startswith(("json", "yaml"))
+    assert seen.format in model_formats.CODE_FORMATS or seen.format in case or case.startswith(("json", "yaml"))
     assert not (tmp_path / CANARY).exists(), "it ran"
 
 
@@ -171,7 +171,7 @@ def test_the_weights_name_the_format_and_one_program_is_enough(tmp_path: Path) -
     for name, data in {"m.safetensors": WEIGHTS, "config.json": b"{}", "README.md": b"hi", "sub/net.py": b""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    assert inspect(tmp_path) == Inspected("safetensors", True, ("'sub/net.py' is a program",))
+    assert inspect_model(tmp_path) == InspectedModel("safetensors", True, ("'sub/net.py' is a program",))
 
 
 def test_many_reasons_are_counted_and_links_and_pipes_are_left_alone(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_many_reasons_are_counted_and_links_and_pipes_are_left_alone(tmp_path: P
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")
     (tmp_path / "loop").symlink_to(tmp_path)
-    seen = inspect(tmp_path)
+    seen = inspect_model(tmp_path)
     assert (len(seen.reasons), seen.reasons[-1]) == (21, "and 10 more")
-    assert inspect(tmp_path / "nothing") == Inspected("other", False)
+    assert inspect_model(tmp_path / "nothing") == InspectedModel("other", False)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_many_reasons_are_counted_and_links_and_pipes_are_left_alone(tmp_path: P
 def test_broken_safetensors_are_refused_by_name(tmp_path: Path, change: Any, said: str) -> None:
     (tmp_path / "m.safetensors").write_bytes(change(WEIGHTS))
     with pytest.raises(Invalid, match=rf"'m\.safetensors': .*{said}"):
-        inspect(tmp_path)
+        inspect_model(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_onnx_external_data_stays_inside(tmp_path: Path, location: str, name: st
     (tmp_path / "w").write_bytes(b"secret")
     (model / name).write_bytes(onnx_file(tensor(), tensor(location)))
     with pytest.raises(Invalid, match="external data") as told:
-        inspect(model)
+        inspect_model(model)
     assert name in told.value.message
 
 
@@ -241,12 +241,12 @@ def test_onnx_external_data_beside_it_is_weights_and_not_a_riddle(tmp_path: Path
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "w.bin").write_bytes(bytes(range(256)))
     (tmp_path / "m.onnx").write_bytes(onnx_file(tensor("data/w.bin")))
-    assert inspect(tmp_path) == Inspected("onnx", False)
+    assert inspect_model(tmp_path) == InspectedModel("onnx", False)
     (tmp_path / "stray.bin").write_bytes(bytes(range(256)))
-    assert inspect(tmp_path).reasons == ("'stray.bin' is of no format known here",)
+    assert inspect_model(tmp_path).reasons == ("'stray.bin' is of no format known here",)
     (tmp_path / "stray.bin").unlink()
     (tmp_path / "data" / "w.bin").write_bytes(pickle.dumps(Gadget()))
-    assert inspect(tmp_path).code_bearing, "a pickle stays one, whoever points at it"
+    assert inspect_model(tmp_path).code_bearing, "a pickle stays one, whoever points at it"
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_onnx_external_data_lies_inside_its_file(tmp_path: Path, said: dict[str,
     (tmp_path / "w.bin").write_bytes(bytes(range(256)))
     (tmp_path / "m.onnx").write_bytes(onnx_file(tensor("w.bin", **said), tensor("w.bin")))
     if fits:
-        assert inspect(tmp_path) == Inspected("onnx", False)
+        assert inspect_model(tmp_path) == InspectedModel("onnx", False)
         return
     with pytest.raises(Invalid, match=r"'m\.onnx': its external data 'w\.bin' has 256 bytes"):
-        inspect(tmp_path)
+        inspect_model(tmp_path)
 
 
 def test_an_onnx_tensor_says_once_where_it_lies(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_an_onnx_tensor_says_once_where_it_lies(tmp_path: Path) -> None:
     twice = proto((1, 4), *((13, proto((1, b"location"), (2, b"w.bin"))) for _ in range(2)))
     (tmp_path / "m.onnx").write_bytes(onnx_file(twice))
     with pytest.raises(Invalid, match="twice where its external data"):
-        inspect(tmp_path)
+        inspect_model(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["attribute", "subgraph", "function", "sparse", "training"])
@@ -296,7 +296,7 @@ def test_external_data_is_found_wherever_a_tensor_can_be(tmp_path: Path, where: 
     }
     (tmp_path / "m.onnx").write_bytes(files[where])
     with pytest.raises(Invalid, match="outside"):
-        inspect(tmp_path)
+        inspect_model(tmp_path)
 
 
 def test_deep_and_endless_onnx_is_refused_soon(tmp_path: Path) -> None:
@@ -305,10 +305,10 @@ def test_deep_and_endless_onnx_is_refused_soon(tmp_path: Path) -> None:
         deep = proto((1, proto((5, proto((6, deep))))))
     (tmp_path / "m.onnx").write_bytes(proto((1, 9), (7, deep)))
     with pytest.raises(Invalid, match="too deep"):
-        inspect(tmp_path)
-    (tmp_path / "m.onnx").write_bytes(proto((7, b"")) + b"\x08\x01" * (onnx.MOST_PARTS + 1))
+        inspect_model(tmp_path)
+    (tmp_path / "m.onnx").write_bytes(proto((7, b"")) + b"\x08\x01" * (onnx_external_data.MAX_PARTS + 1))
     with pytest.raises(Invalid, match="too many"):
-        inspect(tmp_path)
+        inspect_model(tmp_path)
 
 
 def hostile_archives() -> dict[str, bytes]:
@@ -346,7 +346,7 @@ def test_hostile_archives_are_refused_and_nothing_is_written(tmp_path: Path, cas
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "m.npz").write_bytes(hostile_archives()[case])
     with pytest.raises(Invalid, match=r"'m\.npz': "):
-        inspect(tmp_path / "m")
+        inspect_model(tmp_path / "m")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["m", "m.npz"]
 
 
@@ -355,26 +355,26 @@ def test_an_archive_in_an_archive_is_not_entered(tmp_path: Path) -> None:
     for _ in range(5):
         inner = zipped({"m.zip": inner})
     (tmp_path / "m.zip").write_bytes(inner)
-    assert inspect(tmp_path).format == "archive"
+    assert inspect_model(tmp_path).format == "archive"
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../x"))
     (tmp_path / "m.zip").write_bytes(made.getvalue())
-    assert inspect(tmp_path).format == "other"
+    assert inspect_model(tmp_path).format == "other"
     (tmp_path / "m.zip").rename(tmp_path / "m.tar.gz")
     (tmp_path / "m.tar.gz").write_bytes(gzip.compress(made.getvalue()))
-    seen = inspect(tmp_path)
+    seen = inspect_model(tmp_path)
     assert (seen.format, seen.code_bearing, seen.reasons) == ("other", True, ("'m.tar.gz' is of no format known here",))
 
 
 def test_too_many_files_and_entries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="too many"):
-        archives.check_entry_names(str(i) for i in range(archives.MOST_ENTRIES + 1))
-    monkeypatch.setattr(formats, "MOST_FILES", 3)
+        archives.require_safe_entry_names(str(i) for i in range(archives.MAX_ENTRIES + 1))
+    monkeypatch.setattr(model_formats, "MAX_FILES", 3)
     for i in range(4):
         (tmp_path / f"{i}.txt").touch()
     with pytest.raises(Invalid, match="more than 3 files"):
-        inspect(tmp_path)
+        inspect_model(tmp_path)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -397,7 +397,7 @@ def test_whatever_the_bytes_it_answers_or_refuses(tmp_path: Path, data: bytes, n
     path = tmp_path / name
     path.write_bytes(data)
     with contextlib.suppress(Invalid):
-        inspect(path)
+        inspect_model(path)
     path.unlink()
 
 
@@ -409,12 +409,12 @@ def test_it_stays_quick_on_large_nonsense(tmp_path: Path) -> None:
         )
         before = time.process_time()
         with contextlib.suppress(Invalid):
-            inspect(tmp_path / name)
+            inspect_model(tmp_path / name)
         assert time.process_time() - before < 2.0, name
 
 
 def test_looking_loads_no_machinery_of_code() -> None:
     """Neither pickle nor a framework is needed to look at one."""
-    assert "falaj.content.formats" in sys.modules
-    for module in (formats, archives, onnx):
+    assert "falaj.content.model_formats" in sys.modules
+    for module in (model_formats, archives, onnx_external_data):
         assert not {"pickle", "torch", "numpy", "marshal"} & set(vars(module))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.content.formats import inspect
+from falaj.content.model_formats import inspect_model
 from tests.servers import peers
 from tests.servers.process import Missing
 
@@ -60,7 +60,7 @@ def test_what_the_real_libraries_write(tmp_path: Path) -> None:
     done = subprocess.run([python, "-c", WRITE, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for folder in sorted(tmp_path.iterdir()):
-        seen = inspect(folder)
+        seen = inspect_model(folder)
         told = (seen.format, seen.code_bearing)
         assert told == (folder.name.rstrip("!").partition(",")[0], folder.name.endswith("!")), (folder.name, seen)
     assert len(list(tmp_path.iterdir())) == 12

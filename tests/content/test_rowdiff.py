@@ -15,8 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.content.duck import find_table
-from falaj.content.rowdiff import HIDDEN, SAMPLES, DiffQuestion, Retyped, RowSample, TableDiff, diff_files, diff_tables
+from falaj.content.duck_engine import find_table_files
+from falaj.content.row_diff import (
+    HIDDEN_VALUE,
+    MAX_SAMPLES,
+    DiffRequest,
+    RetypedColumn,
+    RowSample,
+    TableDiff,
+    diff_files,
+    diff_tables,
+)
 from falaj.core.errors import Invalid
 
 NAN = float("nan")
@@ -26,8 +35,8 @@ def diff(tmp_path: Path, before: pa.Table, after: pa.Table, *key: str, **categor
     """The difference, without a child process."""
     for name, table in (("before", before), ("after", after)):
         pq.write_table(table, tmp_path / f"{name}.parquet")
-    sides = [find_table(tmp_path / f"{name}.parquet") for name in ("before", "after")]
-    return diff_files(DiffQuestion(sides[0], sides[1], key, categories))
+    sides = [find_table_files(tmp_path / f"{name}.parquet") for name in ("before", "after")]
+    return diff_files(DiffRequest(sides[0], sides[1], key, categories))
 
 
 def counts(found: TableDiff) -> tuple[int, int, int]:
@@ -108,7 +117,7 @@ def test_it_agrees_with_brute_force(tmp_path: Path, before: Any, after: Any, sha
     assert (found.rows_before, found.rows_after) == (len(left), len(right))
     shown = Counter(sample.how for sample in found.samples)
     for how, count in zip(("added", "removed", "changed"), counts(found), strict=True):
-        assert shown[how] <= min(count, SAMPLES)
+        assert shown[how] <= min(count, MAX_SAMPLES)
         assert (shown[how] > 0) == (count > 0)
 
 
@@ -153,10 +162,14 @@ def test_people_are_not_shown(tmp_path: Path) -> None:
     for key in ((), ("eid",)):
         found = diff(tmp_path, before, after, *key, eid="personal", home="sensitive", **{"w.c": "personal"})
         assert secret not in repr(found)
-        assert found.samples[0].after["eid"] == HIDDEN
+        assert found.samples[0].after["eid"] == HIDDEN_VALUE
     assert found.columns_changed == {"home": 1, "v": 1}
     assert (
-        RowSample("changed", {"eid": HIDDEN, "home": HIDDEN, "v": "1"}, {"eid": HIDDEN, "home": HIDDEN, "v": "3"})
+        RowSample(
+            "changed",
+            {"eid": HIDDEN_VALUE, "home": HIDDEN_VALUE, "v": "1"},
+            {"eid": HIDDEN_VALUE, "home": HIDDEN_VALUE, "v": "3"},
+        )
         in found.samples
     )
     assert {shift.column for shift in found.statistics} == {"v"}
@@ -167,7 +180,7 @@ def test_nothing_is_shown_while_a_declared_column_is_on_neither_side(tmp_path: P
     found = diff(tmp_path, before, after, "id", email="personal")
     assert counts(found) == (1, 1, 1)
     assert "@x" not in repr(found)
-    assert {value for one in found.samples for value in (*one.before.values(), *one.after.values())} == {HIDDEN}
+    assert {value for one in found.samples for value in (*one.before.values(), *one.after.values())} == {HIDDEN_VALUE}
     assert found.statistics == ()
     other = pa.table({"email": ["e@x", "f@x"]})
     assert diff(tmp_path, before, before.append_column("email", other["email"]), "id", email="personal").samples == ()
@@ -179,7 +192,7 @@ def test_types_that_changed(tmp_path: Path) -> None:
     found = diff(tmp_path, before, after, "i")
     assert counts(found) == (0, 0, 1)
     assert found.columns_changed == {"n": 1, "s": 1}
-    assert found.columns_retyped[0] == Retyped("i", "INTEGER", "BIGINT")
+    assert found.columns_retyped[0] == RetypedColumn("i", "INTEGER", "BIGINT")
     assert [column.name for column in found.columns_retyped] == ["i", "n", "s", "l"]
 
 

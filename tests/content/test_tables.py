@@ -21,10 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.content import duck, tables
-from falaj.content.duck import find_table
-from falaj.content.records import Column, Table
-from falaj.content.tables import Question, describe, describe_files, guess
+from falaj.content import duck_engine, table_statistics
+from falaj.content.duck_engine import find_table_files
+from falaj.content.records import TableColumn, TableDescription
+from falaj.content.table_statistics import DescribeRequest, describe_files, describe_table, warn_undeclared_columns
 from falaj.core.errors import Invalid, NotFound
 
 NAN = float("nan")
@@ -45,36 +45,36 @@ ROWS = pa.table(
 )
 
 
-def here(path: Path, **categories: str) -> Table:
+def here(path: Path, **categories: str) -> TableDescription:
     """The same as `describe`, without a child process."""
-    files = find_table(path)
+    files = find_table_files(path)
     assert files is not None
-    return describe_files(Question(files, categories, {}))
+    return describe_files(DescribeRequest(files, categories, {}))
 
 
-def columns(table: Table) -> dict[str, Column]:
+def columns(table: TableDescription) -> dict[str, TableColumn]:
     return {column.name: column for column in table.columns}
 
 
 def test_everything_that_is_known_of_a_parquet_table(tmp_path: Path) -> None:
     pq.write_table(ROWS, tmp_path / "it's [a] *.parquet", row_group_size=2)
-    found = describe(tmp_path)
+    found = describe_table(tmp_path)
     assert found is not None
     assert (found.rows, found.format, found.files) == (4, "parquet", 1)
     assert found.columns == (
-        Column("id", "BIGINT", 1, 3, "1", "3", 2.0),
-        Column("price", "DOUBLE", 1, 3, "-0.5", "1.5", 0.5),
-        Column("name", "VARCHAR", 1, 3, "a", "é", None),
-        Column("ok", "BOOLEAN", 1, 2, "false", "true", 0.666666666667),
-        Column("day", "DATE", 2, 2, "1969-12-31", "2024-01-02"),
-        Column("when", "TIMESTAMP WITH TIME ZONE", 0, 1, "2024-01-01T04:00:00+00:00", "2024-01-01T04:00:00+00:00"),
-        Column("sum", "DECIMAL(10,2)", 2, 2, "-2.00", "1.10", -0.45),
-        Column("where", 'STRUCT(city VARCHAR, "at" STRUCT(x BIGINT))', 2),
-        Column("where.city", "VARCHAR", 3, 1, "Dubai", "Dubai"),
-        Column("where.at", "STRUCT(x BIGINT)", 2),
-        Column("where.at.x", "BIGINT", 2, 2, "1", "3", 2.0),
-        Column("tags", "VARCHAR[]", 2),
-        Column("blob", "BLOB", 2),
+        TableColumn("id", "BIGINT", 1, 3, "1", "3", 2.0),
+        TableColumn("price", "DOUBLE", 1, 3, "-0.5", "1.5", 0.5),
+        TableColumn("name", "VARCHAR", 1, 3, "a", "é", None),
+        TableColumn("ok", "BOOLEAN", 1, 2, "false", "true", 0.666666666667),
+        TableColumn("day", "DATE", 2, 2, "1969-12-31", "2024-01-02"),
+        TableColumn("when", "TIMESTAMP WITH TIME ZONE", 0, 1, "2024-01-01T04:00:00+00:00", "2024-01-01T04:00:00+00:00"),
+        TableColumn("sum", "DECIMAL(10,2)", 2, 2, "-2.00", "1.10", -0.45),
+        TableColumn("where", 'STRUCT(city VARCHAR, "at" STRUCT(x BIGINT))', 2),
+        TableColumn("where.city", "VARCHAR", 3, 1, "Dubai", "Dubai"),
+        TableColumn("where.at", "STRUCT(x BIGINT)", 2),
+        TableColumn("where.at.x", "BIGINT", 2, 2, "1", "3", 2.0),
+        TableColumn("tags", "VARCHAR[]", 2),
+        TableColumn("blob", "BLOB", 2),
     )
 
 
@@ -108,8 +108,8 @@ def test_csv_and_json_lines(tmp_path: Path) -> None:
     for name, form in (("csv", "csv"), ("tsv", "tsv"), ("gz", "csv"), ("json", "jsonl")):
         found = here(tmp_path / name)
         assert (found.rows, found.format) == (4, form)
-        assert columns(found)["id"] == Column("id", "BIGINT", 1, 3, "1", "3", 2.0)
-        assert columns(found)["day"] == Column("day", "DATE", 2, 2, "1969-12-31", "2024-01-02")
+        assert columns(found)["id"] == TableColumn("id", "BIGINT", 1, 3, "1", "3", 2.0)
+        assert columns(found)["day"] == TableColumn("day", "DATE", 2, 2, "1969-12-31", "2024-01-02")
         assert columns(found)["price"].mean == 0.5
 
 
@@ -139,24 +139,24 @@ def test_two_tables_are_not_one(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"a": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(Invalid, match="different columns"):
-        describe(tmp_path)
+        describe_table(tmp_path)
     (tmp_path / "b.parquet").rename(tmp_path / "b.csv")
     with pytest.raises(Invalid, match="several kinds lie together: csv, parquet"):
-        describe(tmp_path)
+        describe_table(tmp_path)
     for name, head in (("c", "a,b"), ("d", "a,c")):
         (tmp_path / f"{name}.csv").write_text(f"{head}\n1,2\n")
     with pytest.raises(Invalid, match="several kinds"):
-        describe(tmp_path)
+        describe_table(tmp_path)
     for name in ("a.parquet", "b.csv"):
         (tmp_path / name).unlink()
     with pytest.raises(Invalid, match="different columns"):
-        describe(tmp_path)
+        describe_table(tmp_path)
 
 
 def test_no_table_is_none(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"x")
-    assert describe(tmp_path) is None
-    assert describe(tmp_path / "model.bin") is None
+    assert describe_table(tmp_path) is None
+    assert describe_table(tmp_path / "model.bin") is None
 
 
 def test_a_table_without_rows(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
 
 def test_infinity_and_nan_have_no_mean(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [float("inf"), 1.0], "b": [NAN, NAN]}), tmp_path / "t.parquet")
-    found = describe(tmp_path)
+    found = describe_table(tmp_path)
     assert found is not None
-    assert columns(found)["a"] == Column("a", "DOUBLE", 0, 2, "1.0", "inf")
-    assert columns(found)["b"] == Column("b", "DOUBLE", 0, 1)
+    assert columns(found)["a"] == TableColumn("a", "DOUBLE", 0, 2, "1.0", "inf")
+    assert columns(found)["b"] == TableColumn("b", "DOUBLE", 0, 1)
 
 
 class TestCsvThatDoesNotFit:
@@ -207,7 +207,7 @@ class TestCsvThatDoesNotFit:
             (tmp_path / f"day={number}").mkdir()
             (tmp_path / f"day={number}" / "part.csv").write_text("id,a\n" + "1,2\n" * 9 + "1,2,3\n" * (number == 1))
         with pytest.raises(Invalid, match=r"in 'day=1/part.csv' line 11 has 3 fields, and the first row 2"):
-            describe(tmp_path)
+            describe_table(tmp_path)
 
     @pytest.mark.parametrize("odd", ["\r\n", "\n"])
     @pytest.mark.parametrize("at", [0, 99, 4900])
@@ -219,12 +219,12 @@ class TestCsvThatDoesNotFit:
         )
         found = here(tmp_path)
         assert found.rows == 5000
-        assert columns(found)["b"] == Column("b", "BIGINT", 0, columns(found)["b"].distinct, "0", "4999", 2499.5)
+        assert columns(found)["b"] == TableColumn("b", "BIGINT", 0, columns(found)["b"].distinct, "0", "4999", 2499.5)
 
     def test_an_empty_file_has_no_columns(self, tmp_path: Path) -> None:
         for text in ("", "\n\r\n", "# nothing\n"):
             (tmp_path / "t.csv").write_text(text)
-            assert here(tmp_path) == Table(0, (), "csv", 1)
+            assert here(tmp_path) == TableDescription(0, (), "csv", 1)
         (tmp_path / "u.csv").write_text("id,a\n1,2\n")
         found = here(tmp_path)
         assert (found.rows, found.files, list(columns(found))) == (1, 2, ["id", "a"])
@@ -237,7 +237,7 @@ class TestCsvThatDoesNotFit:
         assert (found["id"].high, found["a"].high, found["a"].low) == ("3", 'y, "z', "w")
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "t.csv").write_text("text\nHello, world\nfoo\n")
-        assert here(tmp_path / "c").columns == (Column("text", "VARCHAR", 0, 2, "Hello, world", "foo"),)
+        assert here(tmp_path / "c").columns == (TableColumn("text", "VARCHAR", 0, 2, "Hello, world", "foo"),)
 
     @given(data=st.data())
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -263,8 +263,10 @@ class TestCsvThatDoesNotFit:
             assert (found.rows, [c.name for c in found.columns]) == (len(widths) + beside, rows[0])
 
     def test_files_that_begin_alike_are_guessed_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        looked, sniff = [], duck.Duck._sniff
-        monkeypatch.setattr(duck.Duck, "_sniff", lambda *given: looked.append(given[1]) or sniff(*given))
+        looked, sniff = [], duck_engine.DuckEngine.sniff_dialect
+        monkeypatch.setattr(
+            duck_engine.DuckEngine, "sniff_dialect", lambda *given: looked.append(given[1]) or sniff(*given)
+        )
         for number in range(20):
             (tmp_path / f"{number:02}.csv").write_text("id,a,b\n" + self.ROWS[: 13 * number + 2].rpartition("\n")[0])
         (tmp_path / "other.csv").write_text("b;a;id\n1;2;3\n")
@@ -310,18 +312,18 @@ class TestPeople:
     def test_a_declared_column_that_is_not_there_is_the_callers_mistake(self, tmp_path: Path) -> None:
         self.write(tmp_path)
         with pytest.raises(NotFound, match="emial"):
-            describe(tmp_path / "0", {"emial": "personal"})
+            describe_table(tmp_path / "0", {"emial": "personal"})
 
     def test_while_a_column_of_earlier_versions_is_not_found_no_values_are_shown(self, tmp_path: Path) -> None:
         self.write(tmp_path)
         for folder in sorted(tmp_path.iterdir()):
-            found = describe(folder, {"home": "sensitive"}, {"EMAIL": "personal", "iban": "personal"})
+            found = describe_table(folder, {"home": "sensitive"}, {"EMAIL": "personal", "iban": "personal"})
             assert found is not None
             assert self.SECRET not in repr(found)
             assert {(c.distinct, c.low, c.high, c.mean) for c in found.columns} == {(None, "", "", None)}
-            assert found.columns[-1] == Column("iban", "", category="personal")
+            assert found.columns[-1] == TableColumn("iban", "", category="personal")
             assert (columns(found)["Email"].category, columns(found)["id"].category) == ("personal", "")
-            found = describe(folder, {"home": "sensitive"}, {"EMAIL": "personal"})
+            found = describe_table(folder, {"home": "sensitive"}, {"EMAIL": "personal"})
             assert found is not None
             assert self.SECRET not in repr(found)
             assert columns(found)["id"].low == "1"
@@ -331,26 +333,28 @@ class TestPeople:
         (tmp_path / "u.jsonl").write_text('{"a": "' + self.SECRET)
         for name in ("t.csv", "u.jsonl"):
             with pytest.raises(Invalid) as error:
-                describe(tmp_path / name)
+                describe_table(tmp_path / name)
             assert self.SECRET not in str(error.value)
 
     def test_suggestions(self) -> None:
-        named = [Column(name, "VARCHAR") for name in ("E-Mail", "home_phone", "IBAN", "dob", "emirates_id", "lastName")]
+        named = [
+            TableColumn(name, "VARCHAR") for name in ("E-Mail", "home_phone", "IBAN", "dob", "emirates_id", "lastName")
+        ]
         ibans = "AE070331234567890123456", "AE460261001015025912501"  # pragma: allowlist secret
         shown = [
-            Column("a", "VARCHAR", low="784-1984-1234567-1", high="784-1999-7654321-2"),
-            Column("b", "VARCHAR", low=ibans[0], high=ibans[1]),
-            Column("c", "VARCHAR", low="+971 50 123 4567", high="+971501234567"),
-            Column("d", "VARCHAR", low="a@b.ae", high="z@y.com"),
+            TableColumn("a", "VARCHAR", low="784-1984-1234567-1", high="784-1999-7654321-2"),
+            TableColumn("b", "VARCHAR", low=ibans[0], high=ibans[1]),
+            TableColumn("c", "VARCHAR", low="+971 50 123 4567", high="+971501234567"),
+            TableColumn("d", "VARCHAR", low="a@b.ae", high="z@y.com"),
         ]
-        assert len(guess([*named, *shown])) == len(named) + len(shown)
+        assert len(warn_undeclared_columns([*named, *shown])) == len(named) + len(shown)
         quiet = [
-            Column("amount", "DOUBLE", low="1"),
-            Column("rebirth_cycle_x", "INT"),
-            Column("idea", "VARCHAR", low="x"),
+            TableColumn("amount", "DOUBLE", low="1"),
+            TableColumn("rebirth_cycle_x", "INT"),
+            TableColumn("idea", "VARCHAR", low="x"),
         ]
-        assert guess([Column("email", "VARCHAR", category="personal"), quiet[0], quiet[2]]) == ()
-        assert "'d' looks like an e-mail address" in guess(shown)[3]
+        assert warn_undeclared_columns([TableColumn("email", "VARCHAR", category="personal"), quiet[0], quiet[2]]) == ()
+        assert "'d' looks like an e-mail address" in warn_undeclared_columns(shown)[3]
 
 
 @given(data=st.data())
@@ -382,10 +386,10 @@ def test_footers_and_rows_say_the_same(tmp_path: Path, data: st.DataObject) -> N
 
 def test_a_large_parquet_table_is_described_by_its_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(ROWS, tmp_path / "t.parquet")
-    monkeypatch.setattr(tables, "READ_BYTES", 10)
+    monkeypatch.setattr(table_statistics, "MAX_READ_BYTES", 10)
     found = here(tmp_path)
     assert found.rows == 4
-    assert columns(found)["id"] == Column("id", "BIGINT", 1, None, "1", "3", None)
+    assert columns(found)["id"] == TableColumn("id", "BIGINT", 1, None, "1", "3", None)
     assert columns(found)["name"].high == "é"
 
 
@@ -394,7 +398,7 @@ class TestHostile:
 
     def refused(self, path: Path) -> str:
         with pytest.raises(Invalid) as error:
-            describe(path)
+            describe_table(path)
         assert str(path) not in str(error.value)
         return error.value.message
 
@@ -423,7 +427,7 @@ class TestHostile:
             path = tmp_path / f"{turn}.{form}"
             path.write_bytes(bad if turn % 4 else bad[: dice.randrange(len(bad))])
             with contextlib.suppress(Invalid):
-                describe(path)
+                describe_table(path)
 
     def test_one_line_of_a_gigabyte(self, tmp_path: Path) -> None:
         with (tmp_path / "t.csv").open("wb") as file:
@@ -434,7 +438,7 @@ class TestHostile:
     def test_a_million_columns(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text(",".join(f"c{i}" for i in range(200_000)) + "\n")
         self.refused(tmp_path / "t.csv")
-        wide = pa.schema([(f"c{i}", pa.int8()) for i in range(duck.MAX_COLUMNS + 1)])
+        wide = pa.schema([(f"c{i}", pa.int8()) for i in range(duck_engine.MAX_COLUMNS + 1)])
         pq.write_table(wide.empty_table(), tmp_path / "t.parquet")
         assert "columns" in self.refused(tmp_path / "t.parquet")
         end = (100 << 20).to_bytes(4, "little") + b"PAR1"
@@ -445,12 +449,14 @@ class TestHostile:
         assert "more columns" in self.refused(tmp_path / "u.parquet")
 
     def test_many_columns_are_described(self, tmp_path: Path) -> None:
-        count = duck.MAX_COLUMNS
+        count = duck_engine.MAX_COLUMNS
         pq.write_table(pa.table({f"c{i}": [i, None] for i in range(count)}), tmp_path / "t.parquet")
-        found = describe(tmp_path)
+        found = describe_table(tmp_path)
         assert found is not None
         assert len(found.columns) == count
-        assert found.columns[-1] == Column(f"c{count - 1}", "BIGINT", 1, 1, str(count - 1), str(count - 1), count - 1.0)
+        assert found.columns[-1] == TableColumn(
+            f"c{count - 1}", "BIGINT", 1, 1, str(count - 1), str(count - 1), count - 1.0
+        )
 
     def test_depths(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
@@ -462,23 +468,23 @@ class TestHostile:
         os.mkfifo(tmp_path / "t.parquet")
         (tmp_path / "u.parquet").mkdir()
         (tmp_path / "v.parquet").symlink_to("/dev/zero")
-        assert describe(tmp_path) is None
-        assert describe(tmp_path / "t.parquet") is None
+        assert describe_table(tmp_path) is None
+        assert describe_table(tmp_path / "t.parquet") is None
 
     def test_a_child_that_is_killed_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pq.write_table(ROWS, tmp_path / "t.parquet")
         (tmp_path / "tmp").mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-        monkeypatch.setattr(duck, "LIMIT_S", -59.9)
+        monkeypatch.setattr(duck_engine, "MAX_READ_S", -59.9)
         with pytest.raises(Invalid, match="not read within"):
-            describe(tmp_path)
+            describe_table(tmp_path)
         assert list((tmp_path / "tmp").iterdir()) == []
 
     def test_names_that_are_no_text(self, tmp_path: Path) -> None:
         pq.write_table(ROWS, tmp_path / "t.parquet")
         (tmp_path / "t.parquet").rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet"))
         with pytest.raises(Invalid, match="UTF-8"):
-            describe(tmp_path)
+            describe_table(tmp_path)
 
     @pytest.mark.parametrize(
         "name", ["new\nline", "quote'\"; DROP TABLE x; --", "*", "[a-z]?", "{a,b}", "x" * 200, "$HOME"]
@@ -493,7 +499,7 @@ class TestHostile:
         for name in ("duckdb", "pyarrow", "falaj", "msgspec", "json"):
             (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(7)\n")
         monkeypatch.chdir(tmp_path)
-        found = describe(tmp_path / "t.parquet")
+        found = describe_table(tmp_path / "t.parquet")
         assert found is not None
         assert found.rows == 1
         assert not (tmp_path / "ran").exists()
@@ -503,9 +509,9 @@ class TestHostile:
 
         pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
         (tmp_path / "other.csv").write_text("a\n1\n")
-        files = find_table(tmp_path / "t.parquet")
+        files = find_table_files(tmp_path / "t.parquet")
         assert files is not None
-        with duck.opened(files) as engine:
+        with duck_engine.open_engine(files) as engine:
             for query in (
                 f"FROM read_csv('{tmp_path}/other.csv')",
                 f"FROM read_text('{tmp_path}/other.csv')",
@@ -531,7 +537,7 @@ class TestHostile:
                 writer.write(data)
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         try:
-            found = describe(tmp_path)
+            found = describe_table(tmp_path)
         except Invalid:
             found = None
         assert found is None or found.rows == 2_000_000_000
@@ -540,8 +546,8 @@ class TestHostile:
     def test_without_the_packages_it_says_which(self) -> None:
         code = (
             "import sys; sys.modules['duckdb'] = None\n"
-            "from falaj.content import duck\n"
-            "try:\n    duck._duckdb()\nexcept Exception as error:\n    print(error)\n"
+            "from falaj.content import duck_engine\n"
+            "try:\n    duck_engine._import_duckdb()\nexcept Exception as error:\n    print(error)\n"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert "falaj[tables]" in done.stdout

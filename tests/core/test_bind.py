@@ -6,11 +6,11 @@ from typing import Annotated, Any, cast
 
 import pytest
 
-from falaj.core.bind import bind
-from falaj.core.context import Context
+from falaj.core.argument_binding import bind_arguments
+from falaj.core.context import CallContext
 from falaj.core.errors import Invalid
+from falaj.core.operation import Operation, list_operations, operation
 from falaj.core.ref import Ref
-from falaj.core.verb import Verb, verb, verbs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Plan:
 
 
 class Desk:
-    @verb()
-    def add(self, ctx: Context, plan: Plan | None = None) -> str:
+    @operation()
+    def add(self, ctx: CallContext, plan: Plan | None = None) -> str:
         """Add.
 
         Example:
@@ -37,10 +37,10 @@ class Desk:
         """
         return ""
 
-    @verb()
+    @operation()
     def wait(
         self,
-        ctx: Context,
+        ctx: CallContext,
         jobs: Annotated[tuple[Ref, ...], "which jobs"],
         words: Annotated[tuple[str, ...], "which words"] = (),
         env: Annotated[dict[str, str] | None, "variables"] = None,
@@ -53,29 +53,29 @@ class Desk:
         return ""
 
 
-ADD, WAIT = (cast(Verb, verbs_of(Desk)[name]) for name in ("add", "wait"))
+ADD, WAIT = (cast(Operation, list_operations(Desk)[name]) for name in ("add", "wait"))
 
 
 def test_records_within_records() -> None:
     given = {"name": "a", "inner": {"share": 1, "flow": "flow:a/b"}, "many": [{"share": 0.25}], "words": {"x": "y"}}
-    made = bind(ADD, (), {"plan": given})["plan"]
+    made = bind_arguments(ADD, (), {"plan": given})["plan"]
     assert made == Plan("a", Inner(1.0, Ref.parse("flow:a/b")), (Inner(0.25),), {"x": "y"})
-    assert bind(ADD, (made,), {})["plan"] is made
+    assert bind_arguments(ADD, (made,), {})["plan"] is made
 
 
 @pytest.mark.parametrize("given", [{}, {"name": 3}, {"name": "a", "inner": {"flow": 5}}, {"name": "a", "other": 1}])
 def test_what_does_not_fit_is_said(given: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="plan: expected a Plan, got an object"):
-        bind(ADD, (), {"plan": given})
+        bind_arguments(ADD, (), {"plan": given})
 
 
 def test_one_reference_is_a_list_of_one_and_what_must_be_a_list_is_said_to_be() -> None:
     job = Ref.parse("job:a/b")
-    assert all(bind(WAIT, (given,), {})["jobs"] == (job,) for given in ("job:a/b", job, ["job:a/b"]))
+    assert all(bind_arguments(WAIT, (given,), {})["jobs"] == (job,) for given in ("job:a/b", job, ["job:a/b"]))
     for name, value, message in (
         ("words", "first", "words: expected a list, got text 'first'"),
         ("env", {"A": 1}, "env: expected texts by name, got an object {'A': 1}"),
     ):
         with pytest.raises(Invalid) as refused:
-            bind(WAIT, (job,), {name: value})
+            bind_arguments(WAIT, (job,), {name: value})
         assert str(refused.value).startswith(message)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from falaj.core.breaker import CircuitBreaker, NoAnswer
+from falaj.core.circuit_breaker import CircuitBreaker, NoAnswerError
 from falaj.core.errors import NotFound, Unavailable
 from tests.servers.process import wait_until
 
@@ -20,7 +20,7 @@ class Dependency:
     def call(self) -> None:
         self.calls += 1
         if not self.answers:
-            raise NoAnswer("no answer")
+            raise NoAnswerError("no answer")
 
     def probe(self) -> None:
         self.probed.set()
@@ -38,10 +38,10 @@ def call(breaker: CircuitBreaker, dependency: Dependency) -> None:
 
 
 def test_two_calls_without_an_answer_open_it_and_the_next_is_refused(dependency: Dependency) -> None:
-    breaker = CircuitBreaker("the thing", dependency.probe, every_s=600)
+    breaker = CircuitBreaker("the thing", dependency.probe, probe_interval_s=600)
     dependency.answers = False
     for _ in range(2):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoAnswerError):
             call(breaker, dependency)
     with pytest.raises(Unavailable, match="the thing has not answered for"):
         call(breaker, dependency)
@@ -50,7 +50,7 @@ def test_two_calls_without_an_answer_open_it_and_the_next_is_refused(dependency:
 
 
 def test_an_error_that_the_dependency_answers_with_does_not_open_it(dependency: Dependency) -> None:
-    breaker = CircuitBreaker("the thing", dependency.probe, every_s=600)
+    breaker = CircuitBreaker("the thing", dependency.probe, probe_interval_s=600)
     for _ in range(5):
         with pytest.raises(NotFound), breaker.guard():
             raise NotFound("no such object")
@@ -59,19 +59,19 @@ def test_an_error_that_the_dependency_answers_with_does_not_open_it(dependency: 
 
 
 def test_answers_between_failures_keep_it_closed(dependency: Dependency) -> None:
-    breaker = CircuitBreaker("the thing", dependency.probe, every_s=600)
+    breaker = CircuitBreaker("the thing", dependency.probe, probe_interval_s=600)
     for answers in (False, True, False, True):
         dependency.answers = answers
         if answers:
             call(breaker, dependency)
         else:
-            with pytest.raises(NoAnswer):
+            with pytest.raises(NoAnswerError):
                 call(breaker, dependency)
     assert not breaker.is_open
 
 
 def test_a_background_probe_closes_it_once_the_dependency_answers(dependency: Dependency) -> None:
-    breaker = CircuitBreaker("the thing", dependency.probe, every_s=0.01)
+    breaker = CircuitBreaker("the thing", dependency.probe, probe_interval_s=0.01)
     dependency.answers = False
     breaker.record_failure()
     breaker.record_failure()

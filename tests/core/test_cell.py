@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.core.cell import Cell
 from falaj.core.label import Label
+from falaj.core.policy_scope import PolicyScope
 
 WORDS = st.sampled_from(["a", "b", 'x"y', "[", ",", ""])
 CELLS = st.builds(
-    Cell,
+    PolicyScope,
     kind=WORDS,
     project=WORDS,
     zone=WORDS,
@@ -20,12 +20,12 @@ CELLS = st.builds(
 
 
 @given(CELLS, CELLS)
-def test_texts_are_equal_exactly_when_cells_are(a: Cell, b: Cell) -> None:
+def test_texts_are_equal_exactly_when_cells_are(a: PolicyScope, b: PolicyScope) -> None:
     assert (a.encode() == b.encode()) == (a == b)
-    assert Cell.decode(a.encode()) == a
+    assert PolicyScope.decode(a.encode()) == a
 
 
 def test_the_order_in_which_a_label_was_written_does_not_matter() -> None:
-    one = Cell.of("dataset", "p", "z", Label.parse("AE-PDPL,AE-HEALTH,category=x,category=y"))
-    other = Cell.of("dataset", "p", "z", Label.parse("category=y,AE-HEALTH,category=x,AE-PDPL"))
+    one = PolicyScope.of("dataset", "p", "z", Label.parse("AE-PDPL,AE-HEALTH,category=x,category=y"))
+    other = PolicyScope.of("dataset", "p", "z", Label.parse("category=y,AE-HEALTH,category=x,AE-PDPL"))
     assert one.encode() == other.encode()

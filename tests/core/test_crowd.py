@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from falaj.core.crowd import OneForAll
+from falaj.core.coalescer import WriteCoalescer
 from falaj.core.errors import FalajError, Invalid, Unavailable
 
 
@@ -14,7 +14,7 @@ class Work:
         self.done: list[list[str]] = []
         self.entered, self.go_on = threading.Event(), threading.Event()
         self.broken: type[BaseException] | None = None
-        self.all = OneForAll(self._do)
+        self.all = WriteCoalescer(self._do)
         self.heard: dict[str, BaseException | None] = {}
 
     def _do(self, some: Sequence[str]) -> Sequence[FalajError | None]:
@@ -41,7 +41,7 @@ class Work:
         assert self.entered.wait(20)
         for thread in others:
             thread.start()
-        while len(self.all._waiting) < len(others):
+        while len(self.all._pending) < len(others):
             others[0].join(0.001)
         self.go_on.set()
         for thread in (first, *others):

@@ -8,16 +8,16 @@ import pytest
 
 from falaj.core.documents import (
     BulletList,
-    Cell,
+    ContactPerson,
     Document,
+    IssuingOrganisation,
     KeyValues,
-    Organisation,
     Paragraph,
     PeopleList,
-    Person,
     Section,
-    Signatures,
+    SignatureLines,
     Table,
+    TableCell,
     describe_date,
     describe_duration,
     describe_moment,
@@ -28,45 +28,80 @@ from falaj.core.documents import (
 from falaj.core.errors import Invalid
 from tests.printed import print_pdf, read_pages
 
-BANK = Organisation(
-    name="Gulf Example Bank PJSC", name_ar="بنك الخليج المثالي ش.م.ع", address="Sheikh Zayed Road, Dubai",
-    address_ar="شارع الشيخ زايد، دبي", officer="Mariam Al Suwaidi", officer_contact="dpo@bank.example",
-)  # fmt: skip
+BANK = IssuingOrganisation(
+    name="Gulf Example Bank PJSC",
+    name_ar="بنك الخليج المثالي ش.م.ع",
+    address="Sheikh Zayed Road, Dubai",
+    address_ar="شارع الشيخ زايد، دبي",
+    officer="Mariam Al Suwaidi",
+    officer_contact="dpo@bank.example",
+)
 JANUARY, NOVEMBER = 1_767_211_200.0, 1_794_981_852.08316  # 1 January 2026 00:00 and 18 November 2026, in Dubai
 
 
 def english(rows: int = 60) -> Document:
-    table = tuple((f"dataset:fraud/table{i}", "5 years", Cell("absent", "bad")) for i in range(rows))
+    table = tuple((f"dataset:fraud/table{i}", "5 years", TableCell("absent", "bad")) for i in range(rows))
     return Document(
-        "en", BANK, "Record of processing activities", "ROPA-AE-PDPL-2026",
+        "en",
+        BANK,
+        "Record of processing activities",
+        "ROPA-AE-PDPL-2026",
         (
-            Section("Controller", (KeyValues((("Name", "Gulf Example Bank PJSC"),)),
-                                   PeopleList((Person("Mariam Al Suwaidi", "DPO", "dpo@bank.example"),)))),
+            Section(
+                "Controller",
+                (
+                    KeyValues((("Name", "Gulf Example Bank PJSC"),)),
+                    PeopleList((ContactPerson("Mariam Al Suwaidi", "DPO", "dpo@bank.example"),)),
+                ),
+            ),
             Section("Retention", (Table(("Data", "Kept", "State"), table), Paragraph("A note.", "warning"))),
-            Section("Measures", (BulletList(("Encryption", "Four eyes")),
-                                 Signatures((Person("", "Data protection officer"), Person("", "Controller"))))),
+            Section(
+                "Measures",
+                (
+                    BulletList(("Encryption", "Four eyes")),
+                    SignatureLines((ContactPerson("", "Data protection officer"), ContactPerson("", "Controller"))),
+                ),
+            ),
         ),
-        subtitle="Federal Decree-Law No. 45 of 2021", period=describe_period(JANUARY, NOVEMBER, "en", "Asia/Dubai"),
-        facts=(("Regime", "AE-PDPL"),), notice="Evidence, not certification.",
-    )  # fmt: skip
+        subtitle="Federal Decree-Law No. 45 of 2021",
+        period=describe_period(JANUARY, NOVEMBER, "en", "Asia/Dubai"),
+        facts=(("Regime", "AE-PDPL"),),
+        notice="Evidence, not certification.",
+    )
 
 
 def arabic(rows: int = 60) -> Document:
-    table = tuple((f"dataset:fraud/table{i}", "5 سنوات", Cell("غير متوفر", "bad")) for i in range(rows))
+    table = tuple((f"dataset:fraud/table{i}", "5 سنوات", TableCell("غير متوفر", "bad")) for i in range(rows))
     return Document(
-        "ar", BANK, "سجل معالجة البيانات الشخصية", "ROPA-AE-PDPL-2026",
+        "ar",
+        BANK,
+        "سجل معالجة البيانات الشخصية",
+        "ROPA-AE-PDPL-2026",
         (
-            Section("المتحكم", (KeyValues((("الاسم", "بنك الخليج المثالي ش.م.ع"),)),
-                                PeopleList((Person("مريم", "مسؤول حماية البيانات", "dpo@bank.example"),)))),
-            Section("مدد الاحتفاظ", (Table(("البيانات", "المدة", "الحالة"), table),
-                                     Paragraph("ملاحظة عن AE-PDPL (النظام).", "warning"))),
-            Section("التدابير", (BulletList(("التشفير", "موافقة شخصين")),
-                                 Signatures((Person("", "مسؤول حماية البيانات"), Person("", "المتحكم"))))),
+            Section(
+                "المتحكم",
+                (
+                    KeyValues((("الاسم", "بنك الخليج المثالي ش.م.ع"),)),
+                    PeopleList((ContactPerson("مريم", "مسؤول حماية البيانات", "dpo@bank.example"),)),
+                ),
+            ),
+            Section(
+                "مدد الاحتفاظ",
+                (Table(("البيانات", "المدة", "الحالة"), table), Paragraph("ملاحظة عن AE-PDPL (النظام).", "warning")),
+            ),
+            Section(
+                "التدابير",
+                (
+                    BulletList(("التشفير", "موافقة شخصين")),
+                    SignatureLines((ContactPerson("", "مسؤول حماية البيانات"), ContactPerson("", "المتحكم"))),
+                ),
+            ),
         ),
         subtitle="المرسوم بقانون اتحادي رقم 45 لسنة 2021",
         period=describe_period(JANUARY, NOVEMBER, "ar", "Asia/Dubai"),
-        facts=(("النظام", "AE-PDPL"),), notice="أدلة وليست شهادة امتثال.",
-    )  # fmt: skip
+        facts=(("النظام", "AE-PDPL"),),
+        notice="أدلة وليست شهادة امتثال.",
+    )
 
 
 def test_dates_are_words_in_both_languages() -> None:
@@ -108,10 +143,16 @@ def test_durations_are_counted_as_the_language_counts(seconds: int, in_english: 
 def test_text_from_outside_stays_text() -> None:
     hostile = "</style><script>alert(1)</script>\"'}@page{"
     document = replace(
-        english(1), title=hostile, number=hostile, notice=hostile, period=hostile, subtitle=hostile,
-        organisation=Organisation(name=hostile), facts=((hostile, hostile),),
+        english(1),
+        title=hostile,
+        number=hostile,
+        notice=hostile,
+        period=hostile,
+        subtitle=hostile,
+        organisation=IssuingOrganisation(name=hostile),
+        facts=((hostile, hostile),),
         sections=(Section(hostile, (Table((hostile,), ((hostile,),)), Paragraph(hostile), BulletList((hostile,)))),),
-    )  # fmt: skip
+    )
     for shown in (render_document(document), render_document(replace(document, language="ar"))):
         assert "<script" not in shown
         assert shown.count("</style>") == 1

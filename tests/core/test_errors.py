@@ -3,7 +3,7 @@
 import pytest
 
 from falaj.core import errors
-from falaj.core.errors import FalajError, from_wire
+from falaj.core.errors import FalajError, error_from_wire
 
 TREE = sorted(
     (value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, FalajError)),
@@ -25,7 +25,7 @@ def test_codes_and_shell_codes_tell_them_apart() -> None:
 @pytest.mark.parametrize("cls", TREE)
 def test_the_same_class_is_raised_again_at_the_other_end(cls: type[FalajError]) -> None:
     sent = cls("what is true", "what to do", "dataset:a/b")
-    got = from_wire(sent.wire())
+    got = error_from_wire(sent.wire())
     assert type(got) is cls
     assert got.wire() == sent.wire()
     assert str(got) == "what is true (what to do)"
@@ -38,10 +38,10 @@ def test_only_four_fields_travel() -> None:
 
 @pytest.mark.parametrize("body", [{}, {"code": "new-in-the-next-release", "message": "m"}])
 def test_a_code_we_do_not_know_is_still_an_error_of_ours(body: dict[str, str]) -> None:
-    got = from_wire(body)
+    got = error_from_wire(body)
     assert type(got) is FalajError
     assert got.message
 
 
 def test_what_can_be_tried_again_says_so() -> None:
-    assert {cls.__name__ for cls in TREE if cls.retry} == {"QuotaExceeded", "Stale", "Unavailable"}
+    assert {cls.__name__ for cls in TREE if cls.retry} == {"QuotaExceeded", "StaleRevision", "Unavailable"}

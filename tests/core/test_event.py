@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt, Invalid
-from falaj.core.event import Event, new_id
+from falaj.core.errors import CorruptData, Invalid
+from falaj.core.event import Event, generate_id
 from falaj.core.ref import Ref
 
 THING = Ref("dataset", "fraud", "t", "v1")
@@ -87,13 +87,13 @@ def test_an_event_has_an_id_of_its_own() -> None:
 )
 def test_a_line_with_a_field_of_the_wrong_kind_never_raises_anything_else(field: str, value: object) -> None:
     raw = {**json.loads(EVENT.encode()), field: value}
-    with contextlib.suppress(Corrupt):
+    with contextlib.suppress(CorruptData):
         assert Event.decode(json.dumps(raw).encode()).encode()
 
 
 @given(st.binary(max_size=40))
 def test_bytes_that_are_no_event(data: bytes) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         Event.decode(data)
 
 
@@ -106,26 +106,26 @@ def test_a_line_that_was_altered_is_corrupt(change: str) -> None:
         raw["colour"] = "red"
     else:
         raw["subject"] = "dataset:fraud/t@latest"
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         Event.decode(json.dumps(raw).encode())
 
 
 def test_ids_are_unique_long_and_sort_by_birth() -> None:
-    ids = [new_id() for _ in range(2000)]
+    ids = [generate_id() for _ in range(2000)]
     assert len(set(ids)) == 2000
     assert {len(text) for text in ids} == {32}
     assert [text[:12] for text in ids] == sorted(text[:12] for text in ids)
 
 
 def test_a_forked_child_makes_other_ids() -> None:
-    new_id()
+    generate_id()
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writable, new_id().encode())
+        os.write(writable, generate_id().encode())
         os._exit(0)
     os.close(writable)
     told = os.read(readable, 64).decode()
     os.waitpid(child, 0)
     os.close(readable)
-    assert told[12:] not in {new_id()[12:] for _ in range(600)}
+    assert told[12:] not in {generate_id()[12:] for _ in range(600)}

@@ -7,9 +7,9 @@ import pytest
 
 from falaj import flow, step
 from falaj.core.errors import Invalid
-from falaj.core.flow import Dataset, Model, writing_to
+from falaj.core.flow_definition import Dataset, Model, use_local_outputs
+from falaj.core.flow_draft import detect_resource_kind
 from falaj.core.ref import Ref
-from falaj.core.sketch import kind_of
 
 
 @step(cpus=2, retries=1, outputs={"rows": "dataset:fraud/rows"})
@@ -65,11 +65,11 @@ def test_calls_are_written_down() -> None:
 
 def test_what_stands_for_files() -> None:
     texts = ("dataset:a/b", "model:a/b@v3", "job:a/b", "model: see docs/x", "dataset:", "code", 3, None)
-    assert [kind_of(one) for one in texts] == ["dataset", "model", "", "", "", "", "", ""]
+    assert [detect_resource_kind(one) for one in texts] == ["dataset", "model", "", "", "", "", "", ""]
 
 
 def test_outside_a_flow_a_step_is_its_function(tmp_path: Path) -> None:
-    with writing_to({"rows": str(tmp_path / "rows")}):
+    with use_local_outputs({"rows": str(tmp_path / "rows")}):
         assert clean(Path(), 0.9) == {"n": 1}
     assert (tmp_path / "rows" / "n").read_text() == "0.9"
     assert score.map([1, 2], Path()) == [2, 4]

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from falaj.core import health
+from falaj.core import dependency_health
+from falaj.core.dependency_health import DependencyHealth, DependencyMonitor
 from falaj.core.errors import Unavailable
-from falaj.core.health import DependencyHealth, DependencyMonitor
 from tests.servers.process import wait_until
 
 
@@ -23,8 +23,8 @@ def running(**checks: object) -> Iterator[DependencyMonitor]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CHECK_EVERY_S", "RECHECK_EVERY_S", "OVERDUE_S"):
-        monkeypatch.setattr(health, name, 0.01)
+    for name in ("CHECK_INTERVAL_S", "RECHECK_INTERVAL_S", "OVERDUE_S"):
+        monkeypatch.setattr(dependency_health, name, 0.01)
 
 
 def state(monitor: DependencyMonitor, name: str) -> DependencyHealth:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid
-from falaj.core.label import ANY, CLASS_NAMES, Label, join_all
+from falaj.core.label import ANY_VALUE, CLASS_NAMES, Label, join_labels
 
 WORDS = st.frozensets(st.sampled_from(["a", "b", "c", "*"]), max_size=3)
 LABELS = st.builds(
@@ -51,9 +51,9 @@ def test_join_is_monotone(a: Label, b: Label, c: Label) -> None:
 
 @given(LABELS, LABELS)
 def test_the_join_of_one_is_that_one_and_of_none_the_open_label(a: Label, b: Label) -> None:
-    assert join_all([a]) == Label().join(a) == a
-    assert join_all(iter([a, b])) == a.join(b)
-    assert join_all([]) == Label()
+    assert join_labels([a]) == Label().join(a) == a
+    assert join_labels(iter([a, b])) == a.join(b)
+    assert join_labels([]) == Label()
 
 
 @given(LABELS, LABELS)
@@ -64,7 +64,7 @@ def test_the_join_allows_a_purpose_only_when_both_do(a: Label, b: Label) -> None
 
 @given(st.lists(LABELS, max_size=4))
 def test_a_result_carries_all_its_inputs(labels: list[Label]) -> None:
-    joined = join_all(labels)
+    joined = join_labels(labels)
     assert all(joined.covers(label) for label in labels)
     assert joined.classification == max((label.classification for label in labels), default=0)
 
@@ -107,7 +107,7 @@ def test_as_people_write_it() -> None:
         holds=frozenset({"case-7"}),
     )
     assert Label.parse("") == Label()
-    assert Label.parse("NONE").purposes == ANY
+    assert Label.parse("NONE").purposes == ANY_VALUE
     assert [Label.parse(name.upper()).classification for name in CLASS_NAMES] == [0, 1, 2, 3]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.core.outbox import last_lines
+from falaj.core.outbox import find_last_lines
 
 
 @settings(max_examples=150, deadline=None)
@@ -17,7 +17,7 @@ def test_it_is_the_last_lines_or_as_much_of_them_as_is_in_sight(
     file = tmp_path_factory.mktemp("log") / "slot-0.log"  # type: ignore[attr-defined]
     data = b"\n".join(lines) + (b"\n" if ended and lines else b"")
     file.write_bytes(data)
-    start = last_lines(file, count, most)
+    start = find_last_lines(file, count, most)
     whole = data.splitlines(keepends=True) if b"\r" not in data else None
     if b"\n" in data[-most:]:
         assert start in (0, len(data)) or data[start - 1 : start] == b"\n", "a line begins there"
@@ -26,6 +26,6 @@ def test_it_is_the_last_lines_or_as_much_of_them_as_is_in_sight(
 
 
 def test_of_nothing_it_is_the_beginning(tmp_path: Path) -> None:
-    assert last_lines(tmp_path / "gone", 3, 100) == 0
+    assert find_last_lines(tmp_path / "gone", 3, 100) == 0
     (tmp_path / "link").symlink_to("/etc/passwd")
-    assert last_lines(tmp_path / "link", 3, 1) in range(64)
+    assert find_last_lines(tmp_path / "link", 3, 1) in range(64)

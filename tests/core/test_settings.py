@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.core.settings import Settings, listing, read_settings
+from falaj.core.settings import Settings, list_settings, read_settings
 
 
 def read(file: dict[str, Any] | None = None, env: dict[str, str] | None = None, **overrides: Any) -> Settings:
@@ -14,14 +14,14 @@ def read(file: dict[str, Any] | None = None, env: dict[str, str] | None = None, 
 
 def test_with_nothing_said_the_defaults_hold() -> None:
     assert read() == Settings()
-    assert {source for _, _, source in listing(read())} == {"default"}
+    assert {source for _, _, source in list_settings(read())} == {"default"}
 
 
 def test_file_then_environment_then_argument() -> None:
     file = {"listen": "a:1", "zone": "ae-dubai", "home": "/f"}
     settings = read(file, {"FALAJ_ZONE": "eu-west", "FALAJ_HOME": "/e"}, home="/x")
     assert (settings.listen, settings.zone, settings.home) == ("a:1", "eu-west", "/x")
-    sources = {path: source for path, _, source in listing(settings)}
+    sources = {path: source for path, _, source in list_settings(settings)}
     assert (sources["listen"], sources["zone"], sources["home"]) == ("falaj.toml", "environment", "argument")
     assert sources["store"] == "default"
 
@@ -87,7 +87,7 @@ def test_home_is_filled_in() -> None:
 
 
 def test_every_setting_is_listed_once() -> None:
-    paths = [path for path, _, _ in listing(Settings())]
+    paths = [path for path, _, _ in list_settings(Settings())]
     assert len(paths) == len(set(paths))
     assert {"home", "zone", "regimes", "tls.mutual", "limits.body_bytes"} <= set(paths)
     assert "sources" not in paths

@@ -5,9 +5,16 @@ import json
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.core.sheet import Sheet, Step, TensorSpec, read_sheet, sheet_of, to_json
+from falaj.core.model_manifest import (
+    EnsembleStep,
+    ModelManifest,
+    TensorSpec,
+    encode_manifest,
+    parse_manifest,
+    read_manifest,
+)
 
-WHOLE = Sheet(
+WHOLE = ModelManifest(
     runtime="torch",
     file="model.safetensors",
     inputs=(TensorSpec("x", "FP32", (-1, 32)),),
@@ -16,14 +23,14 @@ WHOLE = Sheet(
     batches=False,
     most_rows=64,
     stateful=True,
-    steps=(Step("scorer", {"x": "x"}, {"y": "score"}),),
+    steps=(EnsembleStep("scorer", {"x": "x"}, {"y": "score"}),),
     parameters={"a": "1"},
 )
 
 
-@pytest.mark.parametrize("sheet", [WHOLE, Sheet(), Sheet(runtime="onnx")])
-def test_there_and_back(sheet: Sheet) -> None:
-    assert read_sheet(to_json(sheet)) == sheet
+@pytest.mark.parametrize("sheet", [WHOLE, ModelManifest(), ModelManifest(runtime="onnx")])
+def test_there_and_back(sheet: ModelManifest) -> None:
+    assert read_manifest(encode_manifest(sheet)) == sheet
 
 
 @pytest.mark.parametrize(
@@ -50,11 +57,11 @@ def test_there_and_back(sheet: Sheet) -> None:
 )
 def test_what_is_no_sheet(found: object) -> None:
     with pytest.raises(Invalid):
-        sheet_of(found)
+        parse_manifest(found)
 
 
 def test_what_is_no_json() -> None:
     for data in (b"{", b"[" * 100_000, b" " * ((1 << 20) + 1)):
         with pytest.raises(Invalid):
-            read_sheet(data)
-    assert json.loads(to_json(Sheet(runtime="onnx"))) == {"runtime": "onnx"}
+            read_manifest(data)
+    assert json.loads(encode_manifest(ModelManifest(runtime="onnx"))) == {"runtime": "onnx"}

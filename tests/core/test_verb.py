@@ -5,21 +5,21 @@ from typing import Annotated, Any
 
 import pytest
 
-from falaj.core.bind import bind
-from falaj.core.context import Actor, Context
+from falaj.core.argument_binding import bind_arguments
+from falaj.core.context import Actor, CallContext
 from falaj.core.errors import Denied, Invalid
 from falaj.core.label import Label
+from falaj.core.operation import PERMISSION_GROUPS, describe_operation, list_operations, operation
 from falaj.core.ref import Ref
-from falaj.core.verb import GROUPS, read_verb, verb, verbs_of
 
 
 class Shelf:
     """A room with three verbs and a method of its own."""
 
-    @verb(writes=("name",), reads=("inputs",), into="zone", purpose="why")
+    @operation(writes=("name",), reads=("inputs",), zone_param="zone", purpose_param="why")
     def put(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "what it is called"],
         label: Label,
         inputs: tuple[Ref, ...] = (),
@@ -35,20 +35,20 @@ class Shelf:
         """
         return name
 
-    @verb()
-    def list(self, ctx: Context) -> tuple[Ref, ...]:
+    @operation()
+    def list(self, ctx: CallContext) -> tuple[Ref, ...]:
         """List the shelf."""
         return ()
 
-    @verb(group="erase", outside=True)
-    def burn(self, ctx: Context, name: str) -> None:
+    @operation(group="erase", has_outside_effects=True)
+    def burn(self, ctx: CallContext, name: str) -> None:
         """Burn it."""
 
-    def dust(self, ctx: Context) -> None:
+    def dust(self, ctx: CallContext) -> None:
         """No mark: nobody outside reaches it."""
 
 
-VERBS = verbs_of(Shelf)
+VERBS = list_operations(Shelf)
 
 
 def test_only_what_is_marked_can_be_reached() -> None:
@@ -75,17 +75,20 @@ def test_what_signature_and_docstring_say() -> None:
 
 def test_a_group_nobody_knows_is_a_bug_at_import() -> None:
     with pytest.raises(ValueError, match="no group"):
-        verb(group="whatever")
-    assert "see" in GROUPS
+        operation(group="whatever")
+    assert "see" in PERMISSION_GROUPS
 
 
 def test_what_people_write_becomes_what_the_verb_asks_for() -> None:
-    bound = bind(VERBS["put"], ("dataset:a/b", "AE-PDPL,secret"), {"inputs": ["dataset:a/c@v1"], "size": 3})
+    bound = bind_arguments(VERBS["put"], ("dataset:a/b", "AE-PDPL,secret"), {"inputs": ["dataset:a/c@v1"], "size": 3})
     assert bound["name"] == Ref("dataset", "a", "b")
     assert bound["label"] == Label(regimes=frozenset({"AE-PDPL"}), classification=3)
     assert bound["inputs"] == (Ref("dataset", "a", "c", "v1"),)
     assert (bound["size"], bound["zone"], bound["limits"]) == (3.0, "", {})
-    assert bind(VERBS["put"], ("dataset:a/b", "secret"), {"inputs": "dataset:a/c@v1"})["inputs"] == bound["inputs"]
+    assert (
+        bind_arguments(VERBS["put"], ("dataset:a/b", "secret"), {"inputs": "dataset:a/c@v1"})["inputs"]
+        == bound["inputs"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,11 +111,11 @@ def test_what_people_write_becomes_what_the_verb_asks_for() -> None:
 )
 def test_a_call_that_does_not_fit_is_refused(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     with pytest.raises(Invalid):
-        bind(VERBS["put"], args, kwargs)
+        bind_arguments(VERBS["put"], args, kwargs)
 
 
 def test_nobody_asked_so_nobody_may() -> None:
-    ctx = Context(Actor("amal", "bank"), "home")
+    ctx = CallContext(Actor("amal", "bank"), "home")
     assert ctx.tenant == "bank"
     with pytest.raises(Denied):
         ctx.permit("write", "dataset:a/b", "home")
@@ -140,9 +143,9 @@ def test_reads_what_a_function_says_of_its_parameters() -> None:
     spoken.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
     mark = ("see", (), (), "", "", False, False, (), False)
     for function in (plain, spoken):
-        found = read_verb("plain", function, mark)
+        found = describe_operation("plain", function, mark)
         assert [(p.name, p.required, p.default) for p in found.params] == [
             ("a", True, None), ("b", False, "x"), ("c", True, None), ("d", False, True)
         ]  # fmt: skip
-    assert read_verb("plain", plain, mark).doc == inspect.getdoc(plain)
-    assert read_verb("spoken", spoken, mark).doc == ""
+    assert describe_operation("plain", plain, mark).doc == inspect.getdoc(plain)
+    assert describe_operation("spoken", spoken, mark).doc == ""

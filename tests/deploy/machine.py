@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from falaj.deploy.render import write
-from falaj.deploy.site import Site
+from falaj.deploy.rendering import write_rendering
+from falaj.deploy.site import DeploymentSite
 from tests.replica import ready
 from tests.servers.process import free_ports
 
@@ -25,9 +25,9 @@ class Machine:
         doors = {name: f"127.0.0.1:{next(ports)}" for name in ("listen", "gateway", "gateway_grpc")}
         self.root, self.out = root, root / "out"
         given = {"prefix": str(root), "user": "root", "host": "localhost", **doors, **values}
-        self.site = Site.of(profile, "ae-dxb-1", given)
+        self.site = DeploymentSite.of(profile, "ae-dxb-1", given)
         self.port = doors["listen"].rpartition(":")[2]
-        write(self.site, self.out)
+        write_rendering(self.site, self.out)
 
     def lay_out(self) -> None:
         """By hand, as the playbook does it: for tests that are about something else."""

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from falaj.deploy.render import write
-from falaj.deploy.site import Site
+from falaj.deploy.rendering import write_rendering
+from falaj.deploy.site import DeploymentSite
 from tests.servers.kubernetes import ControlPlane
 from tests.servers.process import Missing, wait_until
 
@@ -62,7 +62,7 @@ def _in_old_words(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_api_server_takes_everything(plane: ControlPlane, tmp_path: Path) -> None:
-    write(Site.of("enterprise", ZONE, {}), tmp_path / "out")
+    write_rendering(DeploymentSite.of("enterprise", ZONE, {}), tmp_path / "out")
     for overlay in (f"overlays/{ZONE}-in-cluster", "agent"):
         found = built(tmp_path / "out/kubernetes" / overlay)
         text = yaml.safe_dump_all(found)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from falaj.infer.statistics import Statistics, exposition
+from falaj.infer.model_statistics import ModelStatistics, render_exposition
 from tests.api.small import serving
 from tests.gateway.stand_in import Ground, Replica
 from tests.gateway.test_doors import INFER
@@ -46,7 +46,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, set[s
         pages = [http.get(f"{url}/metrics", headers=bearer) for url in (server.url, server.url, ground.doors.http)]
     ground.close()
     assert [page.status_code for page in pages] == [200, 200, 200]
-    texts = [page.text for page in pages[1:]] + [exposition([("m", "1", Statistics(), 0)]).decode()]
+    texts = [page.text for page in pages[1:]] + [render_exposition([("m", "1", ModelStatistics(), 0)]).decode()]
     found: dict[str, tuple[str, set[str]]] = {"up": ("gauge", {"job", "instance"})}
     for text in texts:
         for line in text.splitlines():

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from falaj.api.tls import local_tls
-from falaj.deploy.check import GOOD, LOOK, Case, findings
-from falaj.deploy.render import write
-from falaj.deploy.site import Site
+from falaj.api.tls import ensure_local_certificate
+from falaj.deploy.deployment_check import STATE_OK, STATE_WARN, DeploymentCase, check_deployment
+from falaj.deploy.rendering import write_rendering
+from falaj.deploy.site import DeploymentSite
 from tests.replica import ready
 from tests.servers.process import free_ports
 from tests.servers.redis import RedisServer
@@ -30,13 +30,13 @@ PROGRAM = Path(sys.executable).with_name("falaj")
 def test_two_replicas_are_what_was_rendered(
     postgres_url: str, redis_server: RedisServer, s3_server: SeaweedServer, s3_url: Bucket, tmp_path: Path
 ) -> None:
-    site = Site.of("enterprise", "ae-dxb-1", {"prefix": str(tmp_path / "nowhere"), "host": "localhost"})
-    write(site, tmp_path / "out")
+    site = DeploymentSite.of("enterprise", "ae-dxb-1", {"prefix": str(tmp_path / "nowhere"), "host": "localhost"})
+    write_rendering(site, tmp_path / "out")
     etc = tmp_path / "etc"
     etc.mkdir()
     shutil.copy(tmp_path / "out/kubernetes/base/falaj.toml", etc)
     places = ("127.0.0.2", "127.0.0.3")
-    tls = local_tls(str(tmp_path / "authority"), ("localhost", *places), time.time())
+    tls = ensure_local_certificate(str(tmp_path / "authority"), ("localhost", *places), time.time())
     with TransitServer() as keys, ExitStack() as running:
         env = {**os.environ, **s3_server.environment, "VAULT_TOKEN": keys.token}
         env["FALAJ_SECRETS"] = f"vault:{keys.url}?token=env:VAULT_TOKEN&ca={keys.ca}"
@@ -51,9 +51,9 @@ def test_two_replicas_are_what_was_rendered(
             up = [str(PROGRAM), "up", "--at", str(tmp_path / place), "--listen", f"{place}:{port}"]
             running.enter_context(ready(up, etc, env))
         urls = tuple(f"https://{place}:{port}" for place in places)
-        found = list(findings(Case.of(tmp_path / "out", urls, tls.ca)))
-        assert {one.check for one in found if one.state == LOOK} == {"machine"}
-        assert {one.state for one in found} == {GOOD, LOOK}, found
+        found = list(check_deployment(DeploymentCase.of(tmp_path / "out", urls, tls.ca)))
+        assert {one.check for one in found if one.state == STATE_WARN} == {"machine"}
+        assert {one.state for one in found} == {STATE_OK, STATE_WARN}, found
         assert sum(one.check == "version" for one in found) == 2
         # Backup and drill as the CronJobs run them; the drill is not led into the store that its environment names.
         backups = tmp_path / "backups"

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from falaj.cli import main
-from falaj.cli.parsing import Parser
-from falaj.cli.verbs import given as really_given
+from falaj.cli.argument_parsing import CommandParser
+from falaj.cli.operation_commands import collect_arguments as really_given
 from tests.deploy.test_dashboards import NAME, queries, rules
 from tests.town import Town
 
@@ -43,7 +43,7 @@ def commands(page: Path) -> Iterator[str]:
 def understood(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a command up to where it would act."""
 
-    def parsed(self: Parser, *words: Any, **more: Any) -> Any:
+    def parsed(self: CommandParser, *words: Any, **more: Any) -> Any:
         found = argparse.ArgumentParser.parse_args(self, *words, **more)
         if self.prog != "falaj":  # the flags before the command
             raise Parsed
@@ -53,8 +53,8 @@ def understood(monkeypatch: pytest.MonkeyPatch) -> Any:
         really_given(*words)
         raise Parsed
 
-    monkeypatch.setattr(Parser, "parse_args", parsed)
-    monkeypatch.setattr("falaj.cli.verbs.given", given)
+    monkeypatch.setattr(CommandParser, "parse_args", parsed)
+    monkeypatch.setattr("falaj.cli.operation_commands.collect_arguments", given)
 
     def ask(command: str) -> str:
         said = io.StringIO()

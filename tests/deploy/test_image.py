@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from falaj.deploy.render import rendered
-from falaj.deploy.site import PROFILES, Site
+from falaj.deploy.rendering import render_site
+from falaj.deploy.site import PROFILES, DeploymentSite
 
 KNOWN = {"ARG", "FROM", "COPY", "RUN", "ENV", "LABEL", "WORKDIR", "USER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
 KNOWN |= {"ENTRYPOINT", "CMD"}
@@ -35,7 +35,7 @@ def stages(text: str) -> list[list[tuple[str, str]]]:
 
 
 def dockerfile(profile: str) -> str:
-    return rendered(Site.of(profile, "ae-dxb-1", {}))["Dockerfile"].text
+    return render_site(DeploymentSite.of(profile, "ae-dxb-1", {}))["Dockerfile"].text
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -72,7 +72,7 @@ def test_it_is_built_from_wheels_that_were_looked_at(profile: str) -> None:
     assert not re.search(r"\b(curl|wget|apt-get|apk|sudo|ADD|--privileged|chmod 777)\b", " ".join(runs))
     assert "-perm /6000 -delete" in " ".join(runs)
     copied = {rest.split()[0] for word, rest in instructions(text) if word == "COPY" and "--from" not in rest}
-    allowed = rendered(Site.of(profile, "ae-dxb-1", {}))[".dockerignore"].text.splitlines()
+    allowed = render_site(DeploymentSite.of(profile, "ae-dxb-1", {}))[".dockerignore"].text.splitlines()
     assert {f"!{folder}" for folder in copied} == {line for line in allowed if line.startswith("!")}
     assert "*" in allowed
     tags = [rest.partition("=")[2] for word, rest in instructions(text) if word == "ARG"]
@@ -116,7 +116,7 @@ COMPOSE = _closed(
 
 
 def test_the_compose_file_is_one() -> None:
-    files = rendered(Site.of("smb", "ae-dxb-1", {}))
+    files = render_site(DeploymentSite.of("smb", "ae-dxb-1", {}))
     found = yaml.safe_load(files["compose.yaml"].text)
     jsonschema.validate(found, COMPOSE)
     for name, service in found["services"].items():

@@ -16,9 +16,9 @@ import jsonschema
 import pytest
 import yaml
 
-from falaj.deploy.render import write
-from falaj.deploy.settings import DRAIN_S
-from falaj.deploy.site import Site
+from falaj.deploy.rendering import write_rendering
+from falaj.deploy.site import DeploymentSite
+from falaj.deploy.site_settings import DRAIN_TIMEOUT_S
 from tests.servers import kube_schemas
 from tests.servers.kube_protocol import Refusal
 from tests.servers.process import Missing
@@ -80,7 +80,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("kubectl is missing: apt-get install kubernetes-client")
     made = tmp_path_factory.mktemp("rendered")
     for profile in PROFILES:
-        write(Site.of(profile, ZONE, {"host": "ml.bank.example", "replicas": "3", "namespace": "ml"}), made / profile)
+        write_rendering(
+            DeploymentSite.of(profile, ZONE, {"host": "ml.bank.example", "replicas": "3", "namespace": "ml"}),
+            made / profile,
+        )
     return made
 
 
@@ -210,7 +213,7 @@ def test_replicas_are_kept_apart_and_never_all_away(folder: Path, overlay: str) 
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(pod["containers"][0])
         assert pod["containers"][0]["readinessProbe"]["httpGet"]["path"] in ("/ready", "/v2/health/ready")
         # Time to be left by callers, a minute for what they asked, and some.
-        assert pod["terminationGracePeriodSeconds"] >= DRAIN_S + 70
+        assert pod["terminationGracePeriodSeconds"] >= DRAIN_TIMEOUT_S + 70
         assert pod["priorityClassName"] in of_kind(found, "PriorityClass")
 
 

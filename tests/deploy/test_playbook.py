@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from falaj.deploy.render import write
-from falaj.deploy.site import PROFILES, Site
+from falaj.deploy.rendering import write_rendering
+from falaj.deploy.site import PROFILES, DeploymentSite
 from tests.deploy.machine import Machine
 from tests.servers.peers import ANSIBLE, peer
 from tests.servers.process import Missing
@@ -106,7 +106,7 @@ def test_agents_and_nodes_are_made(playbook: Path, wheelhouse: Path, tmp_path: P
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_playbook_is_read(playbook: Path, profile: str, tmp_path: Path) -> None:
-    write(Site.of(profile, "ae-dxb-1", {}), tmp_path / "out")
+    write_rendering(DeploymentSite.of(profile, "ae-dxb-1", {}), tmp_path / "out")
     command = [str(playbook), "-i", "inventory.ini", "--syntax-check", "site.yml"]
     env = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(command, check=False, cwd=tmp_path / "out/ansible", env=env, capture_output=True, text=True)

@@ -10,10 +10,10 @@ import yaml
 
 from falaj.cli import main
 from falaj.core.errors import Conflict, Invalid
-from falaj.deploy import settings
-from falaj.deploy.render import MANIFEST, TEMPLATES, rendered, write
-from falaj.deploy.site import KEYS, PROFILES, Site
-from falaj.platform import load_settings
+from falaj.deploy import site_settings
+from falaj.deploy.rendering import MANIFEST_FILE, TEMPLATES_FOLDER, render_site, write_rendering
+from falaj.deploy.site import PROFILES, SITE_OPTIONS, DeploymentSite
+from falaj.server import load_settings
 
 ZONE = "ae-dxb-1"
 
@@ -21,19 +21,19 @@ ZONE = "ae-dxb-1"
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_same_values_give_the_same_bytes(profile: str, tmp_path: Path) -> None:
     given = {"host": "ml.bank.example", "backup_hours": "24"}
-    site = Site.of(profile, ZONE, given)
-    again = Site.of(profile, ZONE, dict(reversed(given.items())))
-    assert rendered(site) == rendered(again)
-    names = write(site, tmp_path / "out")
+    site = DeploymentSite.of(profile, ZONE, given)
+    again = DeploymentSite.of(profile, ZONE, dict(reversed(given.items())))
+    assert render_site(site) == render_site(again)
+    names = write_rendering(site, tmp_path / "out")
     before = {name: (tmp_path / "out" / name).read_bytes() for name in names}
-    assert names == write(again, tmp_path / "out")
+    assert names == write_rendering(again, tmp_path / "out")
     assert before == {name: (tmp_path / "out" / name).read_bytes() for name in names}
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_file_begins_with_how_it_was_made(profile: str) -> None:
-    site = Site.of(profile, ZONE, {"host": "ml.bank.example"})
-    for name, one in rendered(site).items():
+    site = DeploymentSite.of(profile, ZONE, {"host": "ml.bank.example"})
+    for name, one in render_site(site).items():
         head = one.text[:400].replace("&#45;", "-")
         assert site.command in head, name
         assert not re.search(r"@[a-z_]+@", one.text), name
@@ -43,7 +43,7 @@ def test_every_file_begins_with_how_it_was_made(profile: str) -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_no_secret_is_in_it(profile: str) -> None:
     """Passwords and tokens are named by where they lie: a Secret's key, a file, a variable."""
-    for name, one in rendered(Site.of(profile, ZONE, {})).items():
+    for name, one in render_site(DeploymentSite.of(profile, ZONE, {})).items():
         assert not re.search(r"://[^/\s:@]+:[^/\s@]+@", one.text), name  # user:password@host
         assert not re.search(r"(?im)^\s*[\w-]*(password|token|secret_key)\s*[:=]\s*['\"]?[\w+/-]{6,}", one.text), name
         assert "PRIVATE KEY" not in one.text
@@ -54,12 +54,13 @@ def test_no_secret_is_in_it(profile: str) -> None:
 
 
 def test_every_value_is_used_and_every_default_is_allowed() -> None:
-    texts = "".join(path.read_text() for path in TEMPLATES.rglob("*") if path.is_file())
-    texts += "".join(str(path) for path in TEMPLATES.rglob("*"))
+    texts = "".join(path.read_text() for path in TEMPLATES_FOLDER.rglob("*") if path.is_file())
+    texts += "".join(str(path) for path in TEMPLATES_FOLDER.rglob("*"))
     code = "".join(
-        (TEMPLATES.parent / name).read_text() for name in ("settings.py", "check.py", "site.py", "render.py")
+        (TEMPLATES_FOLDER.parent / name).read_text()
+        for name in ("site_settings.py", "deployment_check.py", "site.py", "rendering.py")
     )
-    for key in KEYS:
+    for key in SITE_OPTIONS:
         assert f"@{key.name}@" in texts or f'["{key.name}"]' in code or f"['{key.name}']" in code, key.name
         assert key.default == "" or re.fullmatch(key.pattern, key.default), key.name
 
@@ -86,27 +87,27 @@ def test_every_value_is_used_and_every_default_is_allowed() -> None:
 )
 def test_a_value_that_is_not_safe_where_it_lands_is_refused(name: str, value: str) -> None:
     with pytest.raises(Invalid) as refused:
-        Site.of("smb", ZONE, {name: value})
+        DeploymentSite.of("smb", ZONE, {name: value})
     assert refused.value.hint
 
 
 @pytest.mark.parametrize(("profile", "zone"), [("big", ZONE), ("smb", "AE dxb"), ("smb", "../x"), ("smb", "a" * 41)])
 def test_profile_and_zone_are_looked_at(profile: str, zone: str) -> None:
     with pytest.raises(Invalid):
-        Site.of(profile, zone, {})
+        DeploymentSite.of(profile, zone, {})
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(Conflict):
-        write(Site.of("smb", ZONE, {}), tmp_path)
+        write_rendering(DeploymentSite.of("smb", ZONE, {}), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_what_an_earlier_rendering_had_and_this_one_has_not_goes(tmp_path: Path) -> None:
-    write(Site.of("air-gapped", ZONE, {}), tmp_path)
+    write_rendering(DeploymentSite.of("air-gapped", ZONE, {}), tmp_path)
     (tmp_path / "notes").write_text("of the operator")
-    write(Site.of("smb", ZONE, {}), tmp_path)
+    write_rendering(DeploymentSite.of("smb", ZONE, {}), tmp_path)
     assert not (tmp_path / "offline/images.txt").exists()
     assert (tmp_path / "notes").exists()
     assert (tmp_path / "compose.yaml").exists()
@@ -114,17 +115,19 @@ def test_what_an_earlier_rendering_had_and_this_one_has_not_goes(tmp_path: Path)
 
 def test_the_platform_reads_the_settings_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for profile in PROFILES:
-        write(Site.of(profile, "de-fra-1", {}), tmp_path / profile)
+        write_rendering(DeploymentSite.of(profile, "de-fra-1", {}), tmp_path / profile)
         monkeypatch.chdir(tmp_path / profile)
         found = load_settings(str(tmp_path / "home"))
         assert (found.zone, found.jurisdiction, found.hosts[0]) == ("de-fra-1", "DE", "falaj.example")
-        told = json.loads((tmp_path / profile / MANIFEST).read_text())
-        assert told["settings"] == settings.digest_of(Path("falaj.toml").read_text())
+        told = json.loads((tmp_path / profile / MANIFEST_FILE).read_text())
+        assert told["settings"] == site_settings.compute_file_digest(Path("falaj.toml").read_text())
         assert found.embedded == (profile == "smb")
 
 
 def test_an_air_gapped_site_names_nothing_outside(tmp_path: Path) -> None:
-    files = rendered(Site.of("air-gapped", ZONE, {"mirror": "hub.inside.example", "image": "registry.example/falaj"}))
+    files = render_site(
+        DeploymentSite.of("air-gapped", ZONE, {"mirror": "hub.inside.example", "image": "registry.example/falaj"})
+    )
     assert not [name for name in files if "outbound" in name]
     whole = "".join(one.text for name, one in files.items() if name != "offline/images.txt")
     images = re.findall(
@@ -145,7 +148,7 @@ def test_every_flag_that_is_used_exists(capsys: pytest.CaptureFixture[str]) -> N
     """Commands of units, pods and containers are held against the program's own help."""
     used: set[tuple[str, str]] = set()
     for profile in PROFILES:
-        for one in rendered(Site.of(profile, ZONE, {})).values():
+        for one in render_site(DeploymentSite.of(profile, ZONE, {})).values():
             used |= {(m[1], m[2]) for m in re.finditer(r"bin/falaj (\w+)( .*)?$", one.text, re.MULTILINE)}
             lists = re.findall(r'(?:args:|CMD|command:) (\["(?:up|gateway|agent)".*\])', one.text)
             used |= {(words[0], " ".join(words[1:])) for words in map(json.loads, lists)}
@@ -162,7 +165,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     assert (
         main(["deploy", "render", "--profile", "smb", "--zone", ZONE, "--out", out, "--set", "user=ml", "--json"]) == 0
     )
-    assert set(json.loads(capsys.readouterr().out)["files"]) >= {"falaj.toml", "compose.yaml", MANIFEST}
+    assert set(json.loads(capsys.readouterr().out)["files"]) >= {"falaj.toml", "compose.yaml", MANIFEST_FILE}
     assert main(["deploy", "render", "--profile", "smb", "--zone", ZONE, "--out", out, "--set", "user"]) == 2
     assert main(["deploy", "values", "--json"]) == 0
-    assert {key["name"] for key in json.loads(capsys.readouterr().out)} == {key.name for key in KEYS}
+    assert {key["name"] for key in json.loads(capsys.readouterr().out)} == {key.name for key in SITE_OPTIONS}

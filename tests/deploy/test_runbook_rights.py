@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from falaj.core.errand import ERRAND
-from falaj.desks import DESKS
+from falaj.core.client_command import CLIENT_COMMAND_GROUP
+from falaj.services import SERVICES
 from tests.people import enroll
 from tests.town import Town
 
@@ -33,12 +33,12 @@ BEHIND = {
 
 def commands() -> list[str]:
     """Every command of the page that calls a service of the platform."""
-    return [line for line in all_commands() if _desk(line) in DESKS]
+    return [line for line in all_commands() if _desk(line) in SERVICES]
 
 
 def machine_commands() -> list[str]:
     """Every other command of the page: what is run on the machine, or asks it how it is."""
-    return [line for line in all_commands() if _desk(line) not in DESKS]
+    return [line for line in all_commands() if _desk(line) not in SERVICES]
 
 
 def all_commands() -> list[str]:
@@ -82,8 +82,8 @@ def test_the_account_that_is_named_may_run_the_command(town: Town, command: str)
     if operation in ADMINISTRATORS | OWNERS:
         return
     desk, verb = operation.split(".")
-    known = DESKS[desk].groups.get(verb, ERRAND)
-    operations = BEHIND[operation] if known == ERRAND else (operation,)
+    known = SERVICES[desk].groups.get(verb, CLIENT_COMMAND_GROUP)
+    operations = BEHIND[operation] if known == CLIENT_COMMAND_GROUP else (operation,)
     account = town.as_("on-call-bank" if runs_in_tenant(command) else "on-call")
     denied = [told.reason for told in account.policy.may(operations) if not told.allowed] if operations else []
     assert denied == [], f"{command}: {denied}"

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from falaj.deploy.render import Rendered, rendered
-from falaj.deploy.site import Site
+from falaj.deploy.rendering import RenderedFile, render_site
+from falaj.deploy.site import DeploymentSite
 from tests.servers.process import Missing
 from tests.servers.slurm import SlurmServer
 
 SITE = {"slurm_nodes": "n[1-2]", "slurm_gres": "gpu:a100:2"}
 
 
-def files(**more: str) -> dict[str, Rendered]:
-    return rendered(Site.of("enterprise", "ae-dxb-1", SITE | more))
+def files(**more: str) -> dict[str, RenderedFile]:
+    return render_site(DeploymentSite.of("enterprise", "ae-dxb-1", SITE | more))
 
 
 def test_a_prolog_refuses_a_node_without_the_shared_folder(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from falaj.deploy.render import write
-from falaj.deploy.site import PROFILES, Site
+from falaj.deploy.rendering import write_rendering
+from falaj.deploy.site import PROFILES, DeploymentSite
 
 analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing: apt-get install systemd"
@@ -21,7 +21,7 @@ LESS_IS_BETTER = 3.6
 def units(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Rendered below a root that has the programs they name."""
     root = tmp_path_factory.mktemp("root")
-    write(Site.of(request.param, "ae-dxb-1", {"prefix": str(root), "user": "root"}), root / "out")
+    write_rendering(DeploymentSite.of(request.param, "ae-dxb-1", {"prefix": str(root), "user": "root"}), root / "out")
     for program in ("bin/falaj", "libexec/falaj-backup", "libexec/falaj-drill"):
         path = root / "opt/falaj" / program
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def test_every_service_is_confined(units: list[Path]) -> None:
 @analyze
 @pytest.mark.parametrize("hours", ["1", "6", "24"])
 def test_backups_come_as_often_as_was_said(hours: str, tmp_path: Path) -> None:
-    write(Site.of("smb", "ae-dxb-1", {"backup_hours": hours}), tmp_path / "out")
+    write_rendering(DeploymentSite.of("smb", "ae-dxb-1", {"backup_hours": hours}), tmp_path / "out")
     timer = (tmp_path / "out/systemd/falaj-backup.timer").read_text()
     (calendar,) = re.findall(r"^OnCalendar=(.*)$", timer, re.MULTILINE)
     done = subprocess.run(

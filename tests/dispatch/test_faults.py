@@ -13,12 +13,12 @@ import pytest
 
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Unavailable
-from falaj.core.execute import SUCCEEDED, UNKNOWN, Attempt, NodeFacts, PersonRefused, Status
-from falaj.dispatch import crew, lead, loop, unpublished
-from falaj.dispatch.lead import Lead
-from falaj.jobs.staging import Staging
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Plan
+from falaj.core.executor import SUCCEEDED, UNKNOWN, Attempt, AttemptStatus, NodeInfo, PersonRefused
+from falaj.dispatch import cluster_worker, jobs_loop, leader_state, unpublished
+from falaj.dispatch.leader_state import LeaderState
+from falaj.jobs.staging import AttemptStaging
+from falaj.schedule.model import SchedulePlan
+from falaj.schedule.scheduler import Scheduler
 from falaj.store import ledger
 from tests.jobs.lab import Lab, until
 
@@ -37,11 +37,11 @@ class Faulty(ProcessExecutor):
             fault(attempt)
         return super().launch(attempt)
 
-    def capacity(self) -> Sequence[NodeFacts]:
+    def capacity(self) -> Sequence[NodeInfo]:
         found = super().capacity()
         return self.faults["capacity"]() if "capacity" in self.faults else found
 
-    def poll(self, handles: Sequence[str]) -> Sequence[Status]:
+    def poll(self, handles: Sequence[str]) -> Sequence[AttemptStatus]:
         if fault := self.faults.get("poll"):
             return fault(super().poll(handles))
         return super().poll(handles)
@@ -95,16 +95,16 @@ pathlib.Path(worker.attempt().outputs["model"], "m").write_text("m")
 
 @pytest.mark.parametrize("end", ["succeeded", "cancelled"])
 def test_outputs_wait_for_the_blob_store(lab: Bad, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    publish, outage, calls = Staging.publish, threading.Event(), list[str]()
+    publish, outage, calls = AttemptStaging.publish, threading.Event(), list[str]()
     outage.set()
 
-    def fail_in_outage(self: Staging, ctx: Any, record: Any, cluster: Any) -> dict[str, str]:
+    def fail_in_outage(self: AttemptStaging, ctx: Any, record: Any, cluster: Any) -> dict[str, str]:
         calls.append(record.body["id"])
         if outage.is_set():
             raise Unavailable("the blob store does not answer", "try again")
         return publish(self, ctx, record, cluster)
 
-    monkeypatch.setattr(Staging, "publish", fail_in_outage)
+    monkeypatch.setattr(AttemptStaging, "publish", fail_in_outage)
     monkeypatch.setattr(unpublished, "PUBLISH_AGAIN_S", 0.1)
     job = lab.submit(WRITE_MODEL, "trained", outputs={"model": "model:default/m"})
     until(lambda: len(calls) >= 5, bool)
@@ -136,7 +136,7 @@ def test_a_cluster_that_refuses_a_person_is_no_candidate_for_their_jobs(lab: Bad
 
 
 def test_a_cluster_that_hangs_holds_up_nobody_else(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(cluster_worker, "CALL_DEADLINE_S", 0.5)
     gate = threading.Event()
     lab.faults["launch"] = lambda attempt: gate.wait(30)
     job = lab.submit("print(1)", "stuck", cluster="bad")
@@ -155,7 +155,7 @@ def test_a_cluster_that_forgets_an_attempt_has_lost_it(lab: Bad) -> None:
         "import time; time.sleep(600 if __import__('os').environ['FALAJ_ATTEMPT'][-1] == '1' else 0)", cluster="bad"
     )
     lab.until(job, lambda job: job.state == "running")
-    lab.faults["poll"] = lambda found: [Status(one.handle, UNKNOWN) for one in found]
+    lab.faults["poll"] = lambda found: [AttemptStatus(one.handle, UNKNOWN) for one in found]
     lab.until(job, lambda job: bool(job.attempts) and job.attempts[0].ended > 0)
     lab.faults.clear()
     job = lab.done(job)
@@ -167,9 +167,9 @@ def test_a_cluster_that_forgets_an_attempt_has_lost_it(lab: Bad) -> None:
 def test_lies_about_strangers_and_changed_minds_change_nothing(lab: Bad) -> None:
     told: list[str] = []
 
-    def lie(found: Sequence[Status]) -> Sequence[Status]:
+    def lie(found: Sequence[AttemptStatus]) -> Sequence[AttemptStatus]:
         told.extend(one.handle for one in found)
-        return [Status("never-heard-of", SUCCEEDED), *reversed(found), Status("", "dancing")]
+        return [AttemptStatus("never-heard-of", SUCCEEDED), *reversed(found), AttemptStatus("", "dancing")]
 
     lab.faults["poll"] = lie
     jobs = [lab.submit(f"print({number})", f"job-{number}", cluster="bad") for number in range(3)]
@@ -180,7 +180,7 @@ def test_lies_about_strangers_and_changed_minds_change_nothing(lab: Bad) -> None
 
 
 def test_a_faulty_executor_closes_its_own_nodes_only(lab: Bad) -> None:
-    def fault(found: Sequence[Status]) -> Sequence[Status]:
+    def fault(found: Sequence[AttemptStatus]) -> Sequence[AttemptStatus]:
         raise KeyError("a bug")
 
     job = lab.submit("import time; time.sleep(1)", "first", cluster="bad")
@@ -206,7 +206,7 @@ def test_a_decision_that_breaks_costs_a_rebuild_and_nothing_else(lab: Bad, monke
     broken: list[int] = []
     usual = Scheduler.cycle
 
-    def cycle(self: Scheduler, now: int, most: int = 1000) -> Plan:
+    def cycle(self: Scheduler, now: int, most: int = 1000) -> SchedulePlan:
         plan = usual(self, now, most)
         if plan.starts and not broken:
             broken.append(1)
@@ -219,8 +219,8 @@ def test_a_decision_that_breaks_costs_a_rebuild_and_nothing_else(lab: Bad, monke
 
 
 def test_an_attempt_whose_node_is_gone_is_tried_elsewhere(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "GONE_S", 0.2)
-    monkeypatch.setattr(crew, "NODES_S", 0.1)
+    monkeypatch.setattr(jobs_loop, "NODE_GONE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cluster_worker, "NODE_POLL_INTERVAL_S", 0.1)
     job = lab.submit("import os, time; time.sleep(600 if os.environ['FALAJ_ATTEMPT'][-1] == '1' else 0)", cluster="bad")
     lab.until(job, lambda job: job.state == "running")
     lab.faults["capacity"] = list
@@ -233,10 +233,10 @@ def test_an_attempt_whose_node_is_gone_is_tried_elsewhere(lab: Bad, monkeypatch:
 def test_what_an_attempt_wrote_stays_until_its_end_is_durable(lab: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of many jobs are committed together, and the store may go away at that very moment."""
     broken: list[str] = []
-    ended, ledger = Lead.write, lab.here.house.ledger
+    ended, ledger = LeaderState.write, lab.here.house.ledger
     together, left = ledger.group, list[str]()
 
-    def write(self: Lead, old: Any, body: Any, said: str, *more: Any, **fields: Any) -> Any:
+    def write(self: LeaderState, old: Any, body: Any, said: str, *more: Any, **fields: Any) -> Any:
         broken.extend([said] if said == "jobs.end" and not broken else [])
         return ended(self, old, body, said, *more, **fields)
 
@@ -250,7 +250,7 @@ def test_what_an_attempt_wrote_stays_until_its_end_is_durable(lab: Bad, monkeypa
                 left.extend(path.name for path in (lab.home / "house").glob("attempts/*/outputs/rows/*"))
                 raise Unavailable("the store went away")
 
-    monkeypatch.setattr(Lead, "write", write)
+    monkeypatch.setattr(LeaderState, "write", write)
     monkeypatch.setattr(ledger, "group", group)
     script = "import os, pathlib; pathlib.Path(os.environ['FALAJ_OUTPUT_ROWS'], 'a').write_text('a')"
     job = lab.done(lab.submit(script, outputs={"rows": "dataset:lab/rows"}, cluster="local"))
@@ -282,7 +282,7 @@ def test_nobody_backs_off_until_a_day_that_a_wrong_clock_named(lab: Bad) -> None
 def test_a_cluster_that_another_process_closed_takes_nothing_that_came_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lead, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(leader_state, "_RARE_CHECK_INTERVAL_S", 3600.0)
     mine = Lab(tmp_path)
     other = Lab(tmp_path)  # as a process beside ours: its commits do not wake us
     with mine.here, other.here, mine.here.working():
@@ -296,14 +296,14 @@ def test_a_cluster_that_another_process_closed_takes_nothing_that_came_after(
 
 
 def _steps(lab: Lab) -> int:
-    return next(one.steps for one in lab.here.house._loops.turned() if one.loop == "jobs")
+    return next(one.steps for one in lab.here.house._loop_runner.turned() if one.loop == "jobs")
 
 
 def test_an_attempt_that_is_over_before_it_is_written_down_is_written_once(
     lab: Bad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "SEVERAL", 0)  # whatever is launched waits for what comes of it
-    monkeypatch.setattr(crew, "GATHER_S", 3600.0)
+    monkeypatch.setattr(cluster_worker, "BATCH_ATTEMPTS", 0)  # whatever is launched waits for what comes of it
+    monkeypatch.setattr(cluster_worker, "BATCH_WINDOW_S", 3600.0)
     job = lab.done(lab.submit("print(1)", cluster="bad"))
     (tried,) = job.attempts
     assert (job.state, tried.outcome, tried.started > 0) == ("succeeded", "succeeded", True)
@@ -320,9 +320,9 @@ def test_a_decision_that_comes_too_late_is_dropped_and_the_others_of_its_step_ar
 ) -> None:
     """They are one transaction, and somebody wrote of one of the jobs after it was decided on."""
     mine, usual, seals = Lab(tmp_path), Scheduler.cycle, list[int]()
-    sealed = ledger.seal_events
+    sealed = ledger.encrypt_events
 
-    def cycle(self: Scheduler, now: int, most: int = 1000) -> Plan:
+    def cycle(self: Scheduler, now: int, most: int = 1000) -> SchedulePlan:
         plan = usual(self, now, most)
         if len(plan.starts) == 3:
             mine.here.jobs.cancel(second.ref)
@@ -332,9 +332,9 @@ def test_a_decision_that_comes_too_late_is_dropped_and_the_others_of_its_step_ar
         seals.append(sum(event.verb == "jobs.admit" for event in said))
         return sealed(cipher, said, bundled)
 
-    monkeypatch.setattr(loop, "QUICK_S", 0.0)  # so that somebody else can write while it is decided
+    monkeypatch.setattr(jobs_loop, "MAX_GROUPED_DECISION_S", 0.0)  # so that somebody else can write while it is decided
     monkeypatch.setattr(Scheduler, "cycle", cycle)
-    monkeypatch.setattr(ledger, "seal_events", seal_events)
+    monkeypatch.setattr(ledger, "encrypt_events", seal_events)
     with mine.here:
         first, second, third = (mine.submit("print(1)", name) for name in ("one", "two", "three"))
         assert mine.done(first, third).state == "succeeded"

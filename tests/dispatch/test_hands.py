@@ -2,18 +2,18 @@
 
 import threading
 
-from falaj.dispatch.hands import TOGETHER, Hands
+from falaj.dispatch.io_pool import MAX_BATCH, IoPool
 
 
 def test_one_that_breaks_takes_nobody_along() -> None:
-    done, over, hands = list[int](), threading.Event(), Hands(1)
+    done, over, hands = list[int](), threading.Event(), IoPool(1)
 
     def broken() -> None:
         raise KeyError("a bug")
 
-    works = [broken, *(lambda number=number: done.append(number) for number in range(2 * TOGETHER))]
+    works = [broken, *(lambda number=number: done.append(number) for number in range(2 * MAX_BATCH))]
     hands.do_all(works)
     hands.do(over.set)
     assert over.wait(20)
-    assert done == list(range(2 * TOGETHER))
+    assert done == list(range(2 * MAX_BATCH))
     hands.close()

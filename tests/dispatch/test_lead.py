@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from falaj.core.ports import Key
-from falaj.dispatch import lead
-from falaj.dispatch.lead import FENCE, Fenced, Lead
-from falaj.jobs import life, service
+from falaj.core.ports import RecordKey
+from falaj.dispatch import leader_state
+from falaj.dispatch.leader_state import FENCE_KEY, LeadershipLost, LeaderState
+from falaj.jobs import service, state_machine
 from falaj.jobs.records import JobView
-from falaj.jobs.service import Jobs
-from falaj.schedule.forecast import key
-from falaj.schedule.model import Knobs, Spot
-from falaj.serve.watch import Watch
-from falaj.store.ledger import Ledger, Reader
-from falaj.store.loop import Turn, house_context
-from falaj.store.records import Record
+from falaj.jobs.service import JobService
+from falaj.schedule.model import SchedulerOptions, SlotPlacement
+from falaj.schedule.runtime_forecast import to_shape_key
+from falaj.serve.change_watch import ChangeWatch
+from falaj.store.ledger import Ledger, LedgerReader
+from falaj.store.reconcile_loop import LoopIteration, system_context
+from falaj.store.records import LedgerRecord
 from tests.jobs.lab import Lab
 
 
@@ -29,29 +29,29 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def leader(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lead:
+def leader(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> LeaderState:
     """It leads, and looks at the log only where it was told of something."""
-    monkeypatch.setattr(lead, "_GLANCE_S", 3600.0)
+    monkeypatch.setattr(leader_state, "_JOB_CHECK_INTERVAL_S", 3600.0)
     house = lab.here.house
-    made = Lead(house.ledger, house.desks["clusters"], house.desks["track"], Knobs())
-    made.begin(Turn(house_context("jobs"), 1, lambda: True))
+    made = LeaderState(house.ledger, house.desks["clusters"], house.desks["track"], SchedulerOptions())
+    made.begin(LoopIteration(system_context("jobs"), 1, lambda: True))
     made.follow()
     return made
 
 
-def known(leader: Lead, job: JobView) -> Record:
+def known(leader: LeaderState, job: JobView) -> LedgerRecord:
     leader.follow()
     return next(record for record in leader.jobs.values() if record.key.name == job.ref.name)
 
 
 def test_what_others_write_is_read_at_once_and_what_we_write_never(
-    lab: Lab, leader: Lead, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, leader: LeaderState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = lab.submit("print(1)", "mine")
     record, looks = known(leader, job), list[str]()
     usual = Ledger.subjects
 
-    def subjects(self: Ledger, after: str, kind: str, limit: int) -> list[tuple[str, Key]]:
+    def subjects(self: Ledger, after: str, kind: str, limit: int) -> list[tuple[str, RecordKey]]:
         looks.append(kind)
         return usual(self, after, kind, limit)
 
@@ -68,56 +68,56 @@ def test_what_others_write_is_read_at_once_and_what_we_write_never(
 
 
 def test_of_a_group_the_first_that_writes_asks_whether_we_lead(
-    lab: Lab, leader: Lead, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, leader: LeaderState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [known(leader, lab.submit(f"print({name!r})", name)) for name in ("one", "two")]
-    asked, usual = list[Key](), Reader.key
+    asked, usual = list[RecordKey](), LedgerReader.key
 
-    def key(self: Reader, key: Key) -> Record | None:
+    def key(self: LedgerReader, key: RecordKey) -> LedgerRecord | None:
         asked.append(key)
         return usual(self, key)
 
-    monkeypatch.setattr(Reader, "key", key)
+    monkeypatch.setattr(LedgerReader, "key", key)
     with lab.here.house.ledger.group():
         records = [leader.write(record, {**record.body, "note": "a"}, "jobs.note") for record in records]
-    assert asked.count(FENCE) == 1
+    assert asked.count(FENCE_KEY) == 1
     with lab.here.house.ledger.group():
         leader.write(records[0], {**records[0].body, "note": "b"}, "jobs.note")
     leader.write(records[1], {**records[1].body, "note": "b"}, "jobs.note")
-    assert asked.count(FENCE) == 3
+    assert asked.count(FENCE_KEY) == 3
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_who_was_replaced_writes_nothing(lab: Lab, leader: Lead, together: bool) -> None:
+def test_who_was_replaced_writes_nothing(lab: Lab, leader: LeaderState, together: bool) -> None:
     job = lab.submit("print(1)", "mine")
     record, ledger = known(leader, job), lab.here.house.ledger
     with ledger.group():
         record = leader.write(record, {**record.body, "note": "while we lead"}, "jobs.note")
-    other = Lead(ledger, lab.here.house.desks["clusters"], lab.here.house.desks["track"], Knobs())
-    other.begin(Turn(house_context("jobs"), 2, lambda: True))
+    other = LeaderState(ledger, lab.here.house.desks["clusters"], lab.here.house.desks["track"], SchedulerOptions())
+    other.begin(LoopIteration(system_context("jobs"), 2, lambda: True))
 
     def late() -> None:
         leader.write(record, {**record.body, "note": "too late"}, "jobs.note")
 
     if together:
-        with pytest.raises(Fenced), ledger.group():
+        with pytest.raises(LeadershipLost), ledger.group():
             late()
     else:
-        with pytest.raises(Fenced):
+        with pytest.raises(LeadershipLost):
             late()
     assert leader.token == 0
     assert lab.show(job).note == "while we lead"
 
 
-def test_what_is_said_of_other_things_is_passed_over_once(lab: Lab, leader: Lead) -> None:
+def test_what_is_said_of_other_things_is_passed_over_once(lab: Lab, leader: LeaderState) -> None:
     """However much is said of jobs, whoever waits for something else does not read it again and again."""
-    store, watch = lab.here.house.ledger.store, Watch(lab.here.house.ledger, "cluster")
+    store, watch = lab.here.house.ledger.store, ChangeWatch(lab.here.house.ledger, "cluster")
     job = lab.submit("print(1)", "much")
     lab.here.jobs.cancel(job.ref)
     end = store.end()
-    leader._moved = True
+    leader._rare_changed = True
     leader.follow()
-    assert (leader._cursor["cluster"], leader._cursor["queue"]) == (end, end)
+    assert (leader._cursors["cluster"], leader._cursors["queue"]) == (end, end)
     assert (watch.changed(), watch._cursors) == (set(), {"cluster": end})
     lab.one_node()
     assert leader.follow()
@@ -125,21 +125,23 @@ def test_what_is_said_of_other_things_is_passed_over_once(lab: Lab, leader: Lead
 
 
 def test_a_waiting_job_is_estimated_by_the_progress_of_a_sibling_that_still_runs(
-    lab: Lab, leader: Lead, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, leader: LeaderState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was learned before a job ended: a cold cluster knew no length for as long as its first jobs ran."""
     code, size = lab.script("print(1)"), {"cpus": 0.1, "memory": "100MiB"}
     running = known(leader, lab.here.jobs.submit(code, name="first", steps=1000, **size))
     sibling = known(leader, lab.here.jobs.submit(code, name="second", steps=500, **size))
     start = leader.ctx.now() - 100
-    spots = (Spot("local/node", 0),)
-    body = life.launched(life.admitted(running.body, spots, "train-1", 2, start), "handle", start)
+    spots = (SlotPlacement("local/node", 0),)
+    body = state_machine.mark_launched(
+        state_machine.admit_attempt(running.body, spots, "train-1", 2, start), "handle", start
+    )
     running = leader.write(running, body, "jobs.start")
     forecast, job = leader.scheduler.forecast, leader.scheduler.lines.jobs[sibling.body["id"]]
-    shape_key = key(job.shape)
+    shape_key = to_shape_key(job.shape)
     assert forecast.left(job, shape_key, int(leader.ctx.now())) is None
-    monkeypatch.setattr(service, "TOLD_S", 0.0)
-    desk: Jobs = lab.here.house.desks["jobs"]
+    monkeypatch.setattr(service, "PROGRESS_INTERVAL_S", 0.0)
+    desk: JobService = lab.here.house.desks["jobs"]
     facts = tuple({"kind": "progress", "step": step, "steps": 1000, "at": start + 3 * step} for step in (1, 30))
     with leader.ledger.write(leader.mine(running)) as tx:
         taken = desk.take(leader.mine(running), tx, running, facts)

@@ -9,8 +9,8 @@ import pytest
 
 from falaj.backends.process import ProcessExecutor
 from falaj.core.errors import Invalid, Unavailable
-from falaj.dispatch import crew
-from falaj.dispatch.scaling import ScalingLoop
+from falaj.dispatch import cluster_worker
+from falaj.dispatch.scaling_loop import ScalingLoop
 from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
@@ -20,7 +20,7 @@ FOREVER = "import time; time.sleep(600)"
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setattr(ScalingLoop, "every_s", 0.2)
-    monkeypatch.setattr(crew, "NODES_S", 0.2)
+    monkeypatch.setattr(cluster_worker, "NODE_POLL_INTERVAL_S", 0.2)
     made = Lab(tmp_path)
     with made.here as here:
         here.clusters.change("local", {"state": "closed"})

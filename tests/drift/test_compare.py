@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from falaj.core.errors import Invalid
-from falaj.drift.compare import compare, lasting
-from falaj.drift.profile import profile_of
-from falaj.drift.records import Finding, Profile, Rules
-from falaj.drift.tally import Tally
+from falaj.drift.drift_tests import compare_tally, filter_persistent
+from falaj.drift.profiles import build_profile
+from falaj.drift.records import DataProfile, DriftFinding, DriftRules
+from falaj.drift.tally import DataTally
 
 Columns = dict[str, NDArray[np.generic]]
 Row = tuple[float, str | None, int]
 THEN, NOW = 10_000, 4_000
-RULES = Rules()
+RULES = DriftRules()
 
 
 def table(rows: int, seed: int) -> Columns:
@@ -38,27 +38,27 @@ def table(rows: int, seed: int) -> Columns:
 
 
 @pytest.fixture(scope="module")
-def profile() -> Profile:
-    return profile_of(table(THEN, 1), segment="city", weights={"age": 0.5, "amount": 1.0})
+def profile() -> DataProfile:
+    return build_profile(table(THEN, 1), segment="city", weights={"age": 0.5, "amount": 1.0})
 
 
-def alarms(profile: Profile, columns: Columns, rules: Rules = RULES) -> list[Finding]:
-    return [one for one in compare(profile, counted(profile, columns), rules) if one.alarm]
+def alarms(profile: DataProfile, columns: Columns, rules: DriftRules = RULES) -> list[DriftFinding]:
+    return [one for one in compare_tally(profile, counted(profile, columns), rules) if one.alarm]
 
 
-def counted(profile: Profile, columns: Columns) -> Tally:
-    tally = Tally(profile, seed=0)
+def counted(profile: DataProfile, columns: Columns) -> DataTally:
+    tally = DataTally(profile, seed=0)
     tally.add(columns)
     return tally
 
 
-def names(found: list[Finding]) -> set[tuple[str, str, str]]:
+def names(found: list[DriftFinding]) -> set[tuple[str, str, str]]:
     return {(one.what, one.column, one.measure) for one in found}
 
 
-def test_nothing_is_found_where_nothing_changed(profile: Profile) -> None:
+def test_nothing_is_found_where_nothing_changed(profile: DataProfile) -> None:
     tally = counted(profile, table(NOW, 2))
-    every = compare(profile, tally, RULES)
+    every = compare_tally(profile, tally, RULES)
     assert not [one for one in every if one.alarm]
     assert {one.column for one in every if one.what == "input"} == set(table(1, 0))
     age = next(one for one in every if one.column == "age")
@@ -68,7 +68,7 @@ def test_nothing_is_found_where_nothing_changed(profile: Profile) -> None:
     assert re.fullmatch(r"age: median [\d.]+, before [\d.]+.*", age.said)
 
 
-def test_columns_that_moved_are_named_with_how_much(profile: Profile) -> None:
+def test_columns_that_moved_are_named_with_how_much(profile: DataProfile) -> None:
     now = table(NOW, 3)
     now["amount"], now["age"] = now["amount"].astype(float) * 1.5, now["age"].astype(float) + 4
     found = [one for one in alarms(profile, now) if one.what == "input"]
@@ -80,7 +80,7 @@ def test_columns_that_moved_are_named_with_how_much(profile: Profile) -> None:
     assert found[0].measures["distance"] == pytest.approx(0.5 * 1.65 / 2, abs=0.25)
 
 
-def test_a_move_in_one_segment_is_found_there(profile: Profile) -> None:
+def test_a_move_in_one_segment_is_found_there(profile: DataProfile) -> None:
     now = table(NOW, 4)
     now["age"] = np.where(now["city"] == "Sharjah", now["age"].astype(float) + 8, now["age"])
     found = next(one for one in alarms(profile, now) if one.segment)
@@ -88,7 +88,7 @@ def test_a_move_in_one_segment_is_found_there(profile: Profile) -> None:
     assert "age where city is Sharjah: median 4" in found.said
 
 
-def test_another_mix_of_a_category_is_drift_and_a_new_value_is_quality(profile: Profile) -> None:
+def test_another_mix_of_a_category_is_drift_and_a_new_value_is_quality(profile: DataProfile) -> None:
     now = table(NOW, 5)
     now["city"] = np.where(np.random.default_rng(0).random(NOW) < 0.3, "Dubai", now["city"])
     found = alarms(profile, now)
@@ -101,7 +101,7 @@ def test_another_mix_of_a_category_is_drift_and_a_new_value_is_quality(profile: 
     assert "'Dubay' (" in found[0].said
 
 
-def test_texts_that_become_numbers_are_of_another_type(profile: Profile) -> None:
+def test_texts_that_become_numbers_are_of_another_type(profile: DataProfile) -> None:
     now = table(NOW, 6)
     now["city"] = np.where(np.random.default_rng(0).random(NOW) < 0.5, "17", now["city"])
     assert ("quality", "city", "type") in names(alarms(profile, now))
@@ -119,7 +119,9 @@ def test_texts_that_become_numbers_are_of_another_type(profile: Profile) -> None
         ("user", lambda values, chosen: np.where(chosen, "root", values), "new values"),
     ],
 )
-def test_broken_columns_are_quality_and_only_that(profile: Profile, column: str, change: object, measure: str) -> None:
+def test_broken_columns_are_quality_and_only_that(
+    profile: DataProfile, column: str, change: object, measure: str
+) -> None:
     now = table(NOW, 7)
     assert callable(change)
     now[column] = change(now[column], np.random.default_rng(1).random(NOW) < 0.035)
@@ -135,7 +137,7 @@ def test_broken_columns_are_quality_and_only_that(profile: Profile, column: str,
     ],
 )  # fmt: skip
 def test_values_that_moved_out_of_range_are_drift_and_wrong_ones_quality(
-    profile: Profile, change: Callable[[NDArray[np.float64]], NDArray[np.float64]], *, broken: bool
+    profile: DataProfile, change: Callable[[NDArray[np.float64]], NDArray[np.float64]], *, broken: bool
 ) -> None:
     now = table(NOW, 15)
     now["age"] = change(now["age"].astype(float))
@@ -144,10 +146,10 @@ def test_values_that_moved_out_of_range_are_drift_and_wrong_ones_quality(
     assert any(one.measure == "out of range" for one in found) == broken
 
 
-def test_rows_that_do_not_fit_are_said(profile: Profile) -> None:
+def test_rows_that_do_not_fit_are_said(profile: DataProfile) -> None:
     tally = counted(profile, table(NOW, 8))
     tally.odd = 400
-    assert names([one for one in compare(profile, tally, RULES) if one.alarm]) == {("quality", "", "type")}
+    assert names([one for one in compare_tally(profile, tally, RULES) if one.alarm]) == {("quality", "", "type")}
 
 
 @pytest.mark.parametrize("wild", [1e9, -1e9, np.inf, np.nan, 3e38])
@@ -156,47 +158,47 @@ def test_one_bad_value_neither_hides_nor_makes_a_drift(wild: float) -> None:
     then, now, moved = draw.normal(size=20_000), draw.normal(size=20_000), draw.normal(0.2, 1, 20_000)
     for spoiled in (then, now, moved):
         spoiled[17] = wild
-    profile = profile_of({"x": then})
+    profile = build_profile({"x": then})
     assert not alarms(profile, {"x": now})
     found = alarms(profile, {"x": moved})
     assert names(found) == {("input", "x", "ks")}
     assert found[0].measures["distance"] == pytest.approx(0.2, abs=0.05)
 
 
-def test_too_few_rows_are_no_alarm_and_harmless_steps_neither(profile: Profile) -> None:
+def test_too_few_rows_are_no_alarm_and_harmless_steps_neither(profile: DataProfile) -> None:
     now = table(400, 10)
     now["age"] = now["age"].astype(float) + 20
     assert not alarms(profile, now)
     now = table(60_000, 11)
     now["age"] = now["age"].astype(float) + 0.3
-    every = compare(profile, counted(profile, now), RULES)
+    every = compare_tally(profile, counted(profile, now), RULES)
     assert not [one for one in every if one.alarm]
     assert min(one.p for one in every if one.column == "age") < 1e-3
-    assert [one for one in alarms(profile, now, Rules(least_step=0.005)) if one.column == "age"]
+    assert [one for one in alarms(profile, now, DriftRules(least_step=0.005)) if one.column == "age"]
 
 
-def test_a_window_may_be_compared_with_another(profile: Profile) -> None:
+def test_a_window_may_be_compared_with_another(profile: DataProfile) -> None:
     now, before = table(NOW, 12), table(NOW, 13)
     for one in (now, before):
         one["age"] = one["age"].astype(float) + 6
     tally = counted(profile, now)
-    assert [one for one in compare(profile, tally, RULES) if one.alarm]
-    assert not [one for one in compare(profile, tally, RULES, reference=counted(profile, before)) if one.alarm]
+    assert [one for one in compare_tally(profile, tally, RULES) if one.alarm]
+    assert not [one for one in compare_tally(profile, tally, RULES, reference=counted(profile, before)) if one.alarm]
 
 
-def test_nothing_came(profile: Profile) -> None:
-    every = compare(profile, Tally(profile), RULES)
+def test_nothing_came(profile: DataProfile) -> None:
+    every = compare_tally(profile, DataTally(profile), RULES)
     assert not [one for one in every if one.alarm]
     assert {one.said for one in every if one.column == "age"} == {"age: no values"}
 
 
-def test_a_tally_of_another_profile_is_refused(profile: Profile) -> None:
-    other = profile_of({"x": np.arange(100.0)})
+def test_a_tally_of_another_profile_is_refused(profile: DataProfile) -> None:
+    other = build_profile({"x": np.arange(100.0)})
     with pytest.raises(Invalid, match="another profile"):
-        compare(profile, Tally(other), RULES)
+        compare_tally(profile, DataTally(other), RULES)
 
 
-def test_a_profile_without_counts_of_segments_is_compared_as_a_whole(profile: Profile) -> None:
+def test_a_profile_without_counts_of_segments_is_compared_as_a_whole(profile: DataProfile) -> None:
     now = table(NOW, 4)
     now["age"] = now["age"].astype(float) + 8
     found = alarms(replace(profile, by_segment=()), now)
@@ -204,7 +206,7 @@ def test_a_profile_without_counts_of_segments_is_compared_as_a_whole(profile: Pr
 
 
 def test_a_column_that_never_had_a_value_may_get_some() -> None:
-    profile = profile_of({"text": np.array([None] * 2_000, object), "label": np.arange(2_000.0)})
+    profile = build_profile({"text": np.array([None] * 2_000, object), "label": np.arange(2_000.0)})
     found = alarms(profile, {"text": np.array(["a", None] * 500, object)})
     assert names(found) == {("quality", "text", "new values")}
 
@@ -212,7 +214,7 @@ def test_a_column_that_never_had_a_value_may_get_some() -> None:
 def test_numbers_as_large_as_there_are() -> None:
     draw = np.random.default_rng(3)
     wide = draw.choice([-1e150, 0.0, 1e150], 2_000, p=[0.001, 0.998, 0.001])
-    profile = profile_of({"x": wide, "y": wide * 0.5 + draw.normal(size=2_000)})
+    profile = build_profile({"x": wide, "y": wide * 0.5 + draw.normal(size=2_000)})
     assert not alarms(profile, {"x": wide[:1_000], "y": wide[1_000:] * 0.5 + draw.normal(size=1_000)})
 
 
@@ -223,8 +225,8 @@ rows = st.lists(st.tuples(numbers, st.sampled_from(["a", "b", "c", None]), st.in
 @settings(max_examples=40, deadline=None)
 @given(rows.filter(bool), rows)
 def test_any_two_tables_compare(then: list[Row], now: list[Row]) -> None:
-    profile = profile_of(_columns(then), segment="text")
-    for one in compare(profile, counted(profile, _columns(now)), Rules(least_rows=2)):
+    profile = build_profile(_columns(then), segment="text")
+    for one in compare_tally(profile, counted(profile, _columns(now)), DriftRules(least_rows=2)):
         assert 0.0 <= one.p <= 1.0
         assert one.said
         assert all(np.isfinite([one.value, one.then, one.bound, *one.measures.values()]))
@@ -236,11 +238,11 @@ def _columns(rows: list[Row]) -> Columns:
 
 
 def test_what_lasts() -> None:
-    alarm, calm = Finding("input", "age", alarm=True), Finding("input", "age")
-    other = Finding("input", "age", "Dubai", alarm=True)
+    alarm, calm = DriftFinding("input", "age", alarm=True), DriftFinding("input", "age")
+    other = DriftFinding("input", "age", "Dubai", alarm=True)
     cases = [
         ([], 0), ([[alarm]], 0), ([[alarm], [alarm]], 1), ([[alarm], [calm], [alarm]], 1),
         ([[alarm], [calm], [calm], [alarm]], 0), ([[alarm], [alarm], [calm]], 0), ([[other], [alarm]], 0),
     ]  # fmt: skip
     for history, many in cases:
-        assert len(lasting(history, RULES)) == many
+        assert len(filter_persistent(history, RULES)) == many

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from falaj.drift.fairness import fairness
-from falaj.drift.records import Rules
+from falaj.drift.fairness_tests import measure_fairness
+from falaj.drift.records import DriftRules
 
-RULES = Rules(least_gap=0.05)
+RULES = DriftRules(least_gap=0.05)
 
 
 def people(rows: int, gap: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -19,7 +19,7 @@ def people(rows: int, gap: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 
 def test_a_gap_is_found_where_it_is_and_said() -> None:
     truth, chosen, group = people(20_000, 0.3)
-    found = {one.measure: one for one in fairness(truth, chosen, group, RULES)}
+    found = {one.measure: one for one in measure_fairness(truth, chosen, group, RULES)}
     assert set(found) == {"demographic parity", "equal opportunity", "equalised odds"}
     assert all(one.alarm and one.what == "fairness" for one in found.values())
     exact = chosen[truth & (group == "a")].mean() - chosen[truth & (group == "b")].mean()
@@ -28,14 +28,14 @@ def test_a_gap_is_found_where_it_is_and_said() -> None:
 
 
 def test_chance_and_small_groups_are_no_finding() -> None:
-    alarms = sum(any(one.alarm for one in fairness(*people(500, 0.0, seed), RULES)) for seed in range(100))
+    alarms = sum(any(one.alarm for one in measure_fairness(*people(500, 0.0, seed), RULES)) for seed in range(100))
     assert alarms <= 3
     truth, chosen, group = people(40, 0.6)
-    assert not any(one.alarm for one in fairness(truth, chosen, group, RULES))
-    assert fairness(truth[:3], chosen[:3], group[:3], RULES) == ()
+    assert not any(one.alarm for one in measure_fairness(truth, chosen, group, RULES))
+    assert measure_fairness(truth[:3], chosen[:3], group[:3], RULES) == ()
 
 
 def test_without_truth_only_who_is_chosen() -> None:
     _, chosen, group = people(5000, 0.5)
-    (only,) = fairness(None, chosen, group, RULES)
+    (only,) = measure_fairness(None, chosen, group, RULES)
     assert only.measure == "demographic parity"

@@ -6,8 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid
-from falaj.drift import paired
-from falaj.drift.paired import BETTER, FINE, WAIT, WORSE, Pairs, judge
+from falaj.drift import paired_test
+from falaj.drift.paired_test import (
+    VERDICT_BETTER,
+    VERDICT_FINE,
+    VERDICT_WAIT,
+    VERDICT_WORSE,
+    PairedCounts,
+    judge_challenger,
+)
 
 LOOKS, EVERY = 200, 100
 
@@ -18,11 +25,11 @@ def _stops(wins: float, losses: float, seed: int, runs: int) -> np.ndarray:
     found = []
     for _ in range(runs):
         counts = chance.multinomial(EVERY, [losses, 1 - wins - losses, wins], size=LOOKS).cumsum(0)
-        pairs, at = Pairs(), np.inf
+        pairs, at = PairedCounts(), np.inf
         for look in range(LOOKS):
-            for place, count in zip((0, paired.HALF, 2 * paired.HALF), counts[look], strict=True):
+            for place, count in zip((0, paired_test.HALF_STEPS, 2 * paired_test.HALF_STEPS), counts[look], strict=True):
                 pairs.floor[place] = count
-            if pairs.better() >= np.log(1 / paired.ALPHA):
+            if pairs.better() >= np.log(1 / paired_test.DEFAULT_ALPHA):
                 at = (look + 1) * EVERY
                 break
         found.append(at)
@@ -64,37 +71,39 @@ def _errors(n: int, rate: float, seed: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("champion", "challenger", "margin", "verdict"),
     [
-        (0.30, 0.05, 0.01, BETTER),
-        (0.05, 0.30, 0.01, WORSE),
-        (0.10, 0.10, 0.0, WAIT),
-        (0.10, 0.10, 0.05, FINE),
+        (0.30, 0.05, 0.01, VERDICT_BETTER),
+        (0.05, 0.30, 0.01, VERDICT_WORSE),
+        (0.10, 0.10, 0.0, VERDICT_WAIT),
+        (0.10, 0.10, 0.05, VERDICT_FINE),
     ],
 )
 def test_verdicts(champion: float, challenger: float, margin: float, verdict: str) -> None:
-    reading = Pairs().add(_errors(4000, champion, 1), _errors(4000, challenger, 2)).read(margin)
+    reading = PairedCounts().add(_errors(4000, champion, 1), _errors(4000, challenger, 2)).read(margin)
     assert reading.verdict == verdict, reading.said()
     assert reading.low <= champion - challenger <= reading.high
 
 
 def test_few_rows_say_nothing() -> None:
-    assert Pairs().read().verdict == WAIT
-    assert Pairs().add(np.ones(99), np.zeros(99)).read().verdict == WAIT
-    assert Pairs().add(np.ones(100), np.zeros(100)).read().verdict == BETTER
+    assert PairedCounts().read().verdict == VERDICT_WAIT
+    assert PairedCounts().add(np.ones(99), np.zeros(99)).read().verdict == VERDICT_WAIT
+    assert PairedCounts().add(np.ones(100), np.zeros(100)).read().verdict == VERDICT_BETTER
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(-1, 2), st.floats(-1, 2)), min_size=1, max_size=40), st.randoms())
 def test_order_and_pieces_do_not_matter(rows: list[tuple[float, float]], chance: object) -> None:
     both = np.array(rows)
-    whole = Pairs().add(both[:, 0], both[:, 1])
+    whole = PairedCounts().add(both[:, 0], both[:, 1])
     mixed = np.random.default_rng(chance.randrange(100)).permutation(both)  # type: ignore[attr-defined]
     cut = len(mixed) // 2
-    parts = Pairs().add(mixed[:cut, 0], mixed[:cut, 1]).merged(Pairs().add(mixed[cut:, 0], mixed[cut:, 1]))
+    parts = (
+        PairedCounts().add(mixed[:cut, 0], mixed[:cut, 1]).merged(PairedCounts().add(mixed[cut:, 0], mixed[cut:, 1]))
+    )
     assert np.array_equal(whole.floor, parts.floor)
     assert whole.better() == pytest.approx(parts.better())
     # Rounding is against the claim: never more evidence than the exact differences give.
     exact = np.clip(both[:, 0], 0, 1) - np.clip(both[:, 1], 0, 1)
-    capital = np.log1p(np.outer(paired._SHARES, exact)).sum(axis=1)
+    capital = np.log1p(np.outer(paired_test._BET_SHARES, exact)).sum(axis=1)
     assert whole.better() <= np.log(np.exp(capital).mean()) + 1e-6
 
 
@@ -103,20 +112,25 @@ def test_judge_reads_what_models_answer() -> None:
     truth = (chance.random(2000) < 0.5).astype(float)
     good = np.clip(truth * 0.8 + 0.1 + chance.normal(0, 0.1, 2000), 0, 1)
     bad = chance.random(2000)
-    found = judge(bad, good, truth)
+    found = judge_challenger(bad, good, truth)
     assert found.passes
-    assert found.verdict == BETTER, found.why
-    assert judge(good, bad, truth).verdict == WORSE
-    assert judge(good, good, truth).verdict == FINE, "the same model may take its own place"
+    assert found.verdict == VERDICT_BETTER, found.why
+    assert judge_challenger(good, bad, truth).verdict == VERDICT_WORSE
+    assert judge_challenger(good, good, truth).verdict == VERDICT_FINE, "the same model may take its own place"
     many = np.stack([1 - good, good], axis=1)
-    assert judge(bad, many, truth.astype(int)).verdict == BETTER
+    assert judge_challenger(bad, many, truth.astype(int)).verdict == VERDICT_BETTER
     words = np.where(truth > 0, "yes", "no")
-    assert judge(np.where(bad > 0.5, "yes", "no"), words, words).verdict == BETTER
+    assert judge_challenger(np.where(bad > 0.5, "yes", "no"), words, words).verdict == VERDICT_BETTER
     amounts = truth * 1000
-    assert judge(amounts + 300 * chance.normal(size=2000), amounts + 5, amounts, task="regression").verdict == BETTER
+    assert (
+        judge_challenger(amounts + 300 * chance.normal(size=2000), amounts + 5, amounts, task="regression").verdict
+        == VERDICT_BETTER
+    )
     broken = np.full(2000, np.nan)
-    assert judge(good, broken, truth).verdict == WORSE, "an answer that is none is the worst one"
-    assert judge(good, broken, np.full(2000, np.nan)).verdict == WAIT, "nothing is known where there are no labels"
+    assert judge_challenger(good, broken, truth).verdict == VERDICT_WORSE, "an answer that is none is the worst one"
+    assert judge_challenger(good, broken, np.full(2000, np.nan)).verdict == VERDICT_WAIT, (
+        "nothing is known where there are no labels"
+    )
 
 
 def test_a_segment_that_loses_stops_it() -> None:
@@ -125,14 +139,14 @@ def test_a_segment_that_loses_stops_it() -> None:
     city = np.where(np.arange(4000) % 10 == 0, "ajman", "dubai")
     champion = np.where(chance.random(4000) < 0.2, 1 - truth, truth)
     challenger = np.where(city == "ajman", 1 - truth, truth)
-    found = judge(champion, challenger, truth, segments=city)
-    assert (found.verdict, found.whole.verdict) == (WORSE, BETTER)
+    found = judge_challenger(champion, challenger, truth, segments=city)
+    assert (found.verdict, found.whole.verdict) == (VERDICT_WORSE, VERDICT_BETTER)
     assert "ajman" in found.why
-    assert found.segments["dubai"].verdict == BETTER
+    assert found.segments["dubai"].verdict == VERDICT_BETTER
 
 
 def test_rows_must_be_the_same_ones() -> None:
     with pytest.raises(Invalid, match="3 losses against 2"):
-        Pairs().add(np.zeros(3), np.zeros(2))
+        PairedCounts().add(np.zeros(3), np.zeros(2))
     with pytest.raises(Invalid, match="rows"):
-        judge(np.zeros(3), np.zeros(2), np.zeros(3))
+        judge_challenger(np.zeros(3), np.zeros(2), np.zeros(3))

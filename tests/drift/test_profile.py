@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.drift.axes import even
-from falaj.drift.profile import digest, layout, profile_of, read_profile, to_json
-from falaj.drift.records import CATEGORY, INPUT, LABEL, NUMBER, PREDICTION, Quality
-from falaj.drift.tally import Tally
+from falaj.drift.axis_cutting import select_even_rows
+from falaj.drift.profiles import build_profile, encode_profile, get_layout_hash, hash_profile, read_profile
+from falaj.drift.records import KIND_CATEGORY, KIND_NUMBER, ROLE_INPUT, ROLE_LABEL, ROLE_PREDICTION, ModelQuality
+from falaj.drift.tally import DataTally
 
 ROWS = 4_000
 
@@ -42,19 +42,19 @@ def columns():
 @pytest.fixture(scope="module")
 def profile(columns):
     scores = np.random.default_rng(4).random(ROWS)
-    return profile_of(
+    return build_profile(
         columns, predictions={"score": scores}, label=scores > 0.5, label_name="y", segment="city",
         source="dataset:a/b@v1", weights={"plain": 0.5},
-        quality=Quality("binary", {"auc": 0.9}, (0.1, 0.9), (0.2, 0.8), rows=10),
+        quality=ModelQuality("binary", {"auc": 0.9}, (0.1, 0.9), (0.2, 0.8), rows=10),
     )  # fmt: skip
 
 
 def test_columns_are_numbers_or_categories_by_what_they_hold(profile):
     kinds = {axis.name: axis.kind for axis in profile.axes}
-    categories = {name for name, kind in kinds.items() if kind == CATEGORY}
+    categories = {name for name, kind in kinds.items() if kind == KIND_CATEGORY}
     assert categories == {"few", "flag", "city", "names", "mixed", "y"}
-    assert [axis.role for axis in profile.axes[-2:]] == [PREDICTION, LABEL]
-    assert profile.axes[0].role == INPUT
+    assert [axis.role for axis in profile.axes[-2:]] == [ROLE_PREDICTION, ROLE_LABEL]
+    assert profile.axes[0].role == ROLE_INPUT
     assert profile.axes[0].weight == 0.5
     by_name = {axis.name: axis for axis in profile.axes}
     assert set(by_name["flag"].values) == {"true", "false"}
@@ -64,7 +64,7 @@ def test_columns_are_numbers_or_categories_by_what_they_hold(profile):
 
 def test_edges_are_where_values_really_are_cut(profile, columns):
     for at, axis in enumerate(profile.axes):
-        if axis.kind == NUMBER and axis.edges and axis.name not in ("score", "date"):
+        if axis.kind == KIND_NUMBER and axis.edges and axis.name not in ("score", "date"):
             values = np.asarray(columns[axis.name], float)
             values = values[np.isfinite(values)]
             wanted = np.bincount(np.searchsorted(axis.edges, values, side="left"), minlength=axis.bins)
@@ -82,29 +82,29 @@ def test_odd_values_are_counted_beside_the_bins(profile, name, at, share):
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_the_range_of_a_column_is_that_of_its_finite_values(kind):
     column = np.array([np.nan, 3, -np.inf, -7, np.inf, 0.5, np.nan, np.inf, 12], kind)
-    (axis,) = profile_of({"x": column}).axes
+    (axis,) = build_profile({"x": column}).axes
     assert (axis.low, axis.high, axis.centre) == (-7.0, 12.0, 3.0)
 
 
 def test_a_profile_is_written_field_by_field_and_whole(profile):
     plain = json.dumps(asdict(profile), allow_nan=False, sort_keys=True, separators=(",", ":"))
-    assert to_json(profile) == plain.encode()
+    assert encode_profile(profile) == plain.encode()
 
 
 def test_a_profile_comes_back_as_it_was(profile):
-    again = read_profile(to_json(profile))
+    again = read_profile(encode_profile(profile))
     assert again == profile
-    assert digest(again) == digest(profile)
-    other = replace(profile, quality=Quality())
-    assert digest(other) != digest(profile)
-    assert layout(other) == layout(profile)
-    later = json.loads(to_json(profile)) | {"of a later release": 1}
+    assert hash_profile(again) == hash_profile(profile)
+    other = replace(profile, quality=ModelQuality())
+    assert hash_profile(other) != hash_profile(profile)
+    assert get_layout_hash(other) == get_layout_hash(profile)
+    later = json.loads(encode_profile(profile)) | {"of a later release": 1}
     assert read_profile(json.dumps(later).encode()) == profile
 
 
 def test_a_reference_found_on_a_sample_still_counts_all_rows():
     values = np.random.default_rng(0).normal(size=101_000)
-    found = profile_of({"x": values})
+    found = build_profile({"x": values})
     assert sum(found.counts[0]) == found.rows == 101_000
     assert (found.axes[0].low, found.axes[0].high) == (values.min(), values.max())
 
@@ -113,8 +113,8 @@ def test_a_reference_found_on_a_sample_still_counts_all_rows():
 def test_rows_of_a_profile_are_counted_as_later_ones_are(columns, rows):
     again = {name: np.resize(column, rows) for name, column in columns.items()}
     again["late"] = np.where(np.arange(rows) == rows - 1, 1e300, np.nan)  # the only number, and no sample has it
-    found = profile_of(again)
-    tally = Tally(found)
+    found = build_profile(again)
+    tally = DataTally(found)
     tally.add(again)
     assert [tuple(tally.of(at).tolist()) for at in range(len(found.axes))] == list(found.counts)
     late = found.axes[-1]
@@ -124,7 +124,7 @@ def test_rows_of_a_profile_are_counted_as_later_ones_are(columns, rows):
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_parts_of_a_large_reference_hold_equally_many_of_all_its_rows(kind):
     values = np.sort(np.random.default_rng(0).gamma(2.0, size=60_000)).astype(kind)
-    found = profile_of({"x": values})
+    found = build_profile({"x": values})
     assert len(found.axes[0].edges) == 127
     parts = np.array(found.counts[0][:-4])
     # As fine as numbers are told from each other: a rank or two more or less.
@@ -136,18 +136,18 @@ def test_parts_of_a_large_reference_hold_equally_many_of_all_its_rows(kind):
 
 
 def test_rows_of_a_sample_come_from_everywhere():
-    assert even(50, 50, 0) == slice(None)
-    found = even(100_000, 4_096, 1)
+    assert select_even_rows(50, 50, 0) == slice(None)
+    found = select_even_rows(100_000, 4_096, 1)
     assert (np.diff(found) > 0).all()
     assert abs(found - (np.arange(4_096) + 0.5) * 100_000 / 4_096).max() <= 1 + 0.5 * 100_000 / 4_096
-    assert (found != even(100_000, 4_096, 2)).any()
+    assert (found != select_even_rows(100_000, 4_096, 2)).any()
 
 
 def test_one_wild_value_moves_neither_mean_nor_bins():
     values = np.random.default_rng(0).normal(size=4_000)
-    axis = profile_of({"x": values}).axes[0]
+    axis = build_profile({"x": values}).axes[0]
     values[7] = 1e30
-    wild = profile_of({"x": values}).axes[0]
+    wild = build_profile({"x": values}).axes[0]
     assert abs(axis.mean - wild.mean) < 0.01
     assert abs(axis.std - wild.std) < 0.01
     assert np.allclose(axis.edges, wild.edges[: len(axis.edges)], atol=0.05)
@@ -155,8 +155,8 @@ def test_one_wild_value_moves_neither_mean_nor_bins():
 
 def test_a_float32_finds_the_bin_of_the_float64_it_was():
     constant, steps = np.full(900, 0.1), np.random.default_rng(0).integers(0, 50, 900) / 10
-    found = profile_of({"constant": constant, "steps": steps})
-    tally = Tally(found)
+    found = build_profile({"constant": constant, "steps": steps})
+    tally = DataTally(found)
     tally.add({"constant": constant.astype(np.float32), "steps": steps.astype(np.float32)})
     assert [tuple(tally.of(at).tolist()) for at in (0, 1)] == list(found.counts)
 
@@ -173,13 +173,13 @@ def test_a_float32_finds_the_bin_of_the_float64_it_was():
 )
 def test_what_cannot_be_profiled_is_said(said, columns):
     with pytest.raises(Invalid, match=said):
-        profile_of(columns)
+        build_profile(columns)
     with pytest.raises(Invalid, match="to keep rows apart"):
-        profile_of({"a": np.zeros(3)}, segment="b")
+        build_profile({"a": np.zeros(3)}, segment="b")
 
 
 def _changed(profile, **fields):
-    return json.dumps(json.loads(to_json(profile)) | fields).encode()
+    return json.dumps(json.loads(encode_profile(profile)) | fields).encode()
 
 
 @pytest.mark.parametrize(

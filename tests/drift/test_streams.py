@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid
+from falaj.drift.change_detectors import Adwin, PageHinkley, SequentialEvidence
 from falaj.drift.measures import Floats
-from falaj.drift.streams import Adwin, Evidence, PageHinkley
 
 QUIET, AFTER = 4_000, 6_000
 
@@ -37,11 +37,11 @@ def test_a_stream_that_errs_more_is_noticed(make: type[Adwin], small: int, large
 def test_evidence_is_soon_enough_and_goes_on_where_it_was() -> None:
     waits = []
     for seed in range(8):
-        whole, parts = Evidence(0.1), Evidence(0.1)
+        whole, parts = SequentialEvidence(0.1), SequentialEvidence(0.1)
         assert whole.add(stream(0.1, QUIET, seed)) is None
         for part in np.split(stream(0.1, QUIET // 64 * 64, seed), 4_000 // 64):
             parts.add(part)
-            parts = Evidence(0.1, state=tuple(json.loads(json.dumps(parts.state))))
+            parts = SequentialEvidence(0.1, state=tuple(json.loads(json.dumps(parts.state))))
         after = stream(0.3, AFTER, 100 + seed)
         waits.append(whole.add(after))
         assert parts.add(after) is not None
@@ -53,14 +53,14 @@ def test_evidence_is_soon_enough_and_goes_on_where_it_was() -> None:
 
 
 def test_evidence_is_ever_wrong_no_more_often_than_alpha() -> None:
-    wrong = sum(Evidence(0.1, alpha=0.05).add(stream(0.1, 3_000, seed)) is not None for seed in range(400))
+    wrong = sum(SequentialEvidence(0.1, alpha=0.05).add(stream(0.1, 3_000, seed)) is not None for seed in range(400))
     assert wrong <= 400 * 0.05 + 9
 
 
 def test_no_detector_finds_anything_in_a_quiet_stream() -> None:
     quiet = stream(0.1, 60_000, 5)
     assert Adwin().add(quiet) == []
-    assert Evidence(0.1).add(quiet) is None
+    assert SequentialEvidence(0.1).add(quiet) is None
     assert len(PageHinkley().add(quiet)) <= 3
 
 
@@ -70,13 +70,13 @@ def test_odd_values_and_constants() -> None:
     assert detector.rows == 0
     assert detector.add(np.zeros(1_000)) == []
     assert detector.add(np.ones(64)) != []
-    assert Evidence(0.2).add([]) is None
+    assert SequentialEvidence(0.2).add([]) is None
     assert PageHinkley().add([]) == []
     for bad in (0.0, 1.0, float("nan")):
         with pytest.raises(Invalid, match="most is"):
-            Evidence(bad)
+            SequentialEvidence(bad)
     with pytest.raises(Invalid, match="no state"):
-        Evidence(0.1, state=(1.0, 2.0))
+        SequentialEvidence(0.1, state=(1.0, 2.0))
 
 
 @settings(max_examples=25, deadline=None)

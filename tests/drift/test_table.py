@@ -10,10 +10,10 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from falaj.core.errors import Corrupt, Invalid, NotFound
-from falaj.drift import table as ours
-from falaj.drift.profile import profile_of, read_profile, to_json
-from falaj.drift.table import Roles, compare_tables, profile_table, tally_table
+from falaj.core.errors import CorruptData, Invalid, NotFound
+from falaj.drift import table_comparison as ours
+from falaj.drift.profiles import build_profile, encode_profile, read_profile
+from falaj.drift.table_comparison import ColumnRoles, compare_tables, profile_table, tally_table
 
 ROWS = 6000
 
@@ -52,7 +52,7 @@ def arrays(table: pa.Table) -> dict[str, Any]:
 @pytest.mark.parametrize("form", ["rows.parquet", "rows.csv", "rows.arrow", "folder", "memory"])
 def test_every_form_of_table_is_counted_alike(tmp_path: Path, form: str) -> None:
     reference, now = rows(1), rows(2, 0.3)
-    wanted = profile_of(arrays(reference))
+    wanted = build_profile(arrays(reference))
     where: Any = arrays(now) if form == "memory" else written(now, tmp_path / form)
     tally, found = compare_tables(wanted, where)
     assert (tally.rows, tally.seen) == (ROWS, ROWS)
@@ -64,10 +64,10 @@ def test_every_form_of_table_is_counted_alike(tmp_path: Path, form: str) -> None
 
 
 def test_more_rows_than_the_sample_are_counted_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "SAMPLE", 1500)
-    monkeypatch.setattr(ours, "_PIECE", 700)
+    monkeypatch.setattr(ours, "SAMPLE_ROWS", 1500)
+    monkeypatch.setattr(ours, "_PIECE_ROWS", 700)
     table = rows(3)
-    made = profile_table(arrays(table), Roles(label="paid", segment="city"))
+    made = profile_table(arrays(table), ColumnRoles(label="paid", segment="city"))
     (amount,) = (axis for axis in made.axes if axis.name == "amount")
     assert made.rows == ROWS
     assert all(sum(counts) == ROWS for counts in made.counts)
@@ -79,12 +79,12 @@ def test_more_rows_than_the_sample_are_counted_in_full(monkeypatch: pytest.Monke
 
 def test_a_stored_profile_is_as_good_as_the_table(tmp_path: Path) -> None:
     then, now = written(rows(1), tmp_path / "then.parquet"), written(rows(2, 0.3), tmp_path / "now.parquet")
-    stored = read_profile(to_json(profile_table(then)))
+    stored = read_profile(encode_profile(profile_table(then)))
     assert compare_tables(stored, now)[1] == compare_tables(then, now)[1]
 
 
 def test_odd_tables(tmp_path: Path) -> None:
-    made = profile_table(arrays(rows(1)), Roles(leave_out=("age",)))
+    made = profile_table(arrays(rows(1)), ColumnRoles(leave_out=("age",)))
     assert [axis.name for axis in made.axes] == ["amount", "city", "paid"]
     _, found = compare_tables(made, {"amount": np.asarray(rows(2).column("amount"))})
     assert {one.column: one.measure for one in found if one.alarm} == {"city": "gone", "paid": "gone"}
@@ -103,9 +103,9 @@ def test_odd_tables(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="no rows"):
         profile_table({"a": np.empty(0)})
     with pytest.raises(Invalid, match="no column 'z'"):
-        profile_table(arrays(rows(1)), Roles(label="z"))
+        profile_table(arrays(rows(1)), ColumnRoles(label="z"))
     with pytest.raises(NotFound, match="no table"):
         profile_table(tmp_path / "nothing.parquet")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(Corrupt, match="cannot be read"):
+    with pytest.raises(CorruptData, match="cannot be read"):
         profile_table(tmp_path / "broken.parquet")

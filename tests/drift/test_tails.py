@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from falaj.drift.compare import compare
-from falaj.drift.profile import profile_of
-from falaj.drift.records import Finding, Rules
-from falaj.drift.tally import Tally
+from falaj.drift.drift_tests import compare_tally
+from falaj.drift.profiles import build_profile
+from falaj.drift.records import DriftFinding, DriftRules
+from falaj.drift.tally import DataTally
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,12 @@ from falaj.drift.tally import Tally
 )
 def test_out_of_range(factor: float, drifted: bool, broken: bool) -> None:
     draw = np.random.default_rng(3)
-    profile = profile_of({"km": draw.exponential(8, 5000), "age": draw.normal(40, 9, 5000)})
-    tally = Tally(profile)
+    profile = build_profile({"km": draw.exponential(8, 5000), "age": draw.normal(40, 9, 5000)})
+    tally = DataTally(profile)
     tally.add({"km": factor * draw.exponential(8, 4000), "age": draw.normal(40, 9, 4000)})
-    alarms: list[Finding] = [one for one in compare(profile, tally, Rules()) if one.alarm and one.column == "km"]
+    alarms: list[DriftFinding] = [
+        one for one in compare_tally(profile, tally, DriftRules()) if one.alarm and one.column == "km"
+    ]
     assert (any(one.what == "input" for one in alarms), any(one.what == "quality" for one in alarms)) == (
         drifted, broken,
     )  # fmt: skip
@@ -29,8 +31,8 @@ def test_a_sorted_reference_is_no_drift() -> None:
     """What lies last in a table is no sample of it."""
     draw = np.random.default_rng(5)
     day, x = np.sort(draw.normal(0, 1, 60_000)), draw.normal(0, 1, 60_000)
-    profile = profile_of({"day": day, "x": x + day})
-    tally = Tally(profile, seed=1)
+    profile = build_profile({"day": day, "x": x + day})
+    tally = DataTally(profile, seed=1)
     day = draw.normal(0, 1, 20_000)
     tally.add({"day": day, "x": draw.normal(0, 1, 20_000) + day})
-    assert [one for one in compare(profile, tally, Rules()) if one.alarm] == []
+    assert [one for one in compare_tally(profile, tally, DriftRules()) if one.alarm] == []

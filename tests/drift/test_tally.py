@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt, Invalid
-from falaj.drift.cutting import ranks, true_edges
-from falaj.drift.packing import joined as packed_join
-from falaj.drift.profile import profile_of
-from falaj.drift.records import Axis, Profile
-from falaj.drift.tally import Tally
+from falaj.core.errors import CorruptData, Invalid
+from falaj.drift.profiles import build_profile
+from falaj.drift.records import DataProfile, ProfileAxis
+from falaj.drift.tally import DataTally
+from falaj.drift.tally_encoding import join_encoded as packed_join
+from falaj.drift.value_binning import compute_ranks, find_true_edges
 
 RANDOM = np.random.default_rng(5)
 REFERENCE = {
@@ -22,7 +22,7 @@ REFERENCE = {
     "kind": RANDOM.choice(np.array(["a", "b", "c"], object), 2_000),
     "shop": RANDOM.integers(0, 3, 2_000),
 }
-PROFILE = profile_of(REFERENCE, segment="shop")
+PROFILE = build_profile(REFERENCE, segment="shop")
 ODD = [np.nan, np.inf, -np.inf, 1e308, -1e308, 0.0, -0.0, 5e-324, 1e30]
 number = st.one_of(st.sampled_from(ODD), st.floats(-10, 10))
 row = st.tuples(
@@ -42,7 +42,7 @@ def _columns(rows):
 
 
 def _tally(rows, **options):
-    tally = Tally(PROFILE, **options)
+    tally = DataTally(PROFILE, **options)
     tally.add(_columns(rows))
     return tally
 
@@ -66,8 +66,8 @@ def test_joining_is_the_same_in_any_order_and_travels(first, second, third):
     whole = _tally([*first, *second, *third])
     joined = a.merged(b).merged(c)
     assert (whole.counts == joined.counts).all()
-    _same(Tally.from_bytes(joined.to_bytes(), PROFILE), joined)
-    _same(Tally.from_bytes(packed_join([one.to_bytes() for one in (a, b, c)]), PROFILE), joined)
+    _same(DataTally.from_bytes(joined.to_bytes(), PROFILE), joined)
+    _same(DataTally.from_bytes(packed_join([one.to_bytes() for one in (a, b, c)]), PROFILE), joined)
     for at in range(4):  # Every row is in one bin of every axis.
         assert joined.of(at).sum() == len(first) + len(second) + len(third)
 
@@ -76,7 +76,7 @@ def test_joining_is_the_same_in_any_order_and_travels(first, second, third):
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40), st.floats(1e-3, 1e9))
 def test_any_reference_is_cut_at_its_true_edges(values, factor):
     values = np.array([*values, *(np.array([1.0, 2.0, 2.5]) * factor)])
-    found = profile_of({"x": values})
+    found = build_profile({"x": values})
     wanted = np.bincount(np.searchsorted(found.axes[0].edges, values, side="left"), minlength=found.axes[0].bins)
     assert wanted.tolist() == list(found.counts[0][:-4])
     assert found.counts[0][-4:] == (0, 0, 0, 0)
@@ -91,17 +91,20 @@ def test_any_reference_is_cut_at_its_true_edges(values, factor):
 def test_an_edge_is_the_greatest_number_that_is_cut_as_it_is(values, centre, scale):
     wanted = np.sort(np.array([*values, centre, centre + scale, centre - 2.5 * scale]))
     low, high = float(wanted[0]), float(wanted[-1])
-    edges = true_edges(wanted, centre, scale, low, high)
+    edges = find_true_edges(wanted, centre, scale, low, high)
     above = np.nextafter(edges, np.inf)
-    assert (ranks(above, centre, scale) > ranks(edges, centre, scale)).all()
-    below_top = np.unique(ranks(wanted, centre, scale))
-    assert ranks(edges, centre, scale).tolist() == below_top[below_top < ranks(wanted[-1:], centre, scale)].tolist()
+    assert (compute_ranks(above, centre, scale) > compute_ranks(edges, centre, scale)).all()
+    below_top = np.unique(compute_ranks(wanted, centre, scale))
+    assert (
+        compute_ranks(edges, centre, scale).tolist()
+        == below_top[below_top < compute_ranks(wanted[-1:], centre, scale)].tolist()
+    )
 
 
 def test_many_rows_at_once_are_counted_as_one_by_one():
     draw = np.random.default_rng(8)
     block = {"x": draw.normal(size=3_000), "y": draw.normal(3, 2, 3_000)}
-    whole, single = Tally(PROFILE, seed=1), Tally(PROFILE, seed=1)
+    whole, single = DataTally(PROFILE, seed=1), DataTally(PROFILE, seed=1)
     whole.add(block)
     for at in range(3_000):
         single.add_matrix(np.array([[block["x"][at], block["y"][at]]]), ("x", "y"))
@@ -135,14 +138,14 @@ def test_segments_are_apart_and_others_together():
     ],
 )
 def test_values_of_a_category_are_found_however_they_come(column, known):
-    tally = Tally(PROFILE)
+    tally = DataTally(PROFILE)
     tally.add({"shop": column})
     assert tally.of(3)[:3].sum() == known
-    Tally.from_bytes(tally.to_bytes(), PROFILE)
+    DataTally.from_bytes(tally.to_bytes(), PROFILE)
 
 
 def test_values_without_end_stay_bounded():
-    found = Tally(PROFILE)
+    found = DataTally(PROFILE)
     for first in range(0, 20_000, 5_000):
         values = np.array([f"user {n} {'x' * 500}" for n in range(first, first + 5_000)] + ["often"] * 100, object)
         found.add({"kind": values})
@@ -155,7 +158,7 @@ def test_values_without_end_stay_bounded():
 def test_the_sample_is_even_also_after_joining():
     parts = []
     for at in range(20):
-        part = Tally(PROFILE, keep=40, seed=at)
+        part = DataTally(PROFILE, max_sample_rows=40, seed=at)
         part.add({"x": np.full(100 + 50 * at, at / 10), "y": np.zeros(100 + 50 * at)}, ids=["id"] * (100 + 50 * at))
         parts.append(part)
     whole = parts[0]
@@ -171,7 +174,7 @@ def test_the_sample_is_even_also_after_joining():
 
 
 def test_sums_are_in_deviations_and_no_value_weighs_more_than_eight():
-    tally = Tally(PROFILE)
+    tally = DataTally(PROFILE)
     tally.add({name: REFERENCE[name] for name in ("x", "y")})
     assert np.allclose(tally.sums[:2] / 2_000, 0, atol=0.02)
     assert np.allclose(tally.squares[:2] / 2_000, 1, atol=0.05)
@@ -181,7 +184,7 @@ def test_sums_are_in_deviations_and_no_value_weighs_more_than_eight():
 
 
 def test_columns_that_are_not_there_are_left_out():
-    tally = Tally(PROFILE)
+    tally = DataTally(PROFILE)
     tally.add({"x": np.zeros(5), "stranger": np.zeros(5)})
     assert tally.rows == 5
     assert tally.of(1).sum() == 0
@@ -191,7 +194,7 @@ def test_columns_that_are_not_there_are_left_out():
 
 
 def test_an_axis_made_by_hand_is_cut_at_its_edges():
-    tally = Tally(Profile((Axis("x", edges=(1.0, 2.0)),), ((0,) * 7,), 0))
+    tally = DataTally(DataProfile((ProfileAxis("x", edges=(1.0, 2.0)),), ((0,) * 7,), 0))
     tally.add({"x": np.array([0.5, 1.5, 1.9, 2.5])})
     assert tally.of(0).tolist() == [1, 2, 1, 0, 0, 0, 0]
 
@@ -228,13 +231,13 @@ def _damaged():
 
 @pytest.mark.parametrize("data", list(_damaged()), ids=range(27))
 def test_bytes_that_are_no_tally_are_refused(data):
-    with pytest.raises(Corrupt):
-        Tally.from_bytes(data, PROFILE)
+    with pytest.raises(CorruptData):
+        DataTally.from_bytes(data, PROFILE)
 
 
 def test_tallies_of_other_profiles_are_not_joined():
-    other = Tally(profile_of({"x": np.arange(100.0)}))
+    other = DataTally(build_profile({"x": np.arange(100.0)}))
     with pytest.raises(Invalid, match="different profiles"):
-        other.merged(Tally(PROFILE))
-    with pytest.raises(Corrupt, match="another profile"):
-        Tally.from_bytes(other.to_bytes(), PROFILE)
+        other.merged(DataTally(PROFILE))
+    with pytest.raises(CorruptData, match="another profile"):
+        DataTally.from_bytes(other.to_bytes(), PROFILE)

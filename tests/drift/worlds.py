@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from falaj.drift.compare import compare
-from falaj.drift.measures import ks_p
-from falaj.drift.profile import profile_of
-from falaj.drift.records import Finding, Rules
-from falaj.drift.tally import Tally
+from falaj.drift.drift_tests import compare_tally
+from falaj.drift.measures import compute_ks_p
+from falaj.drift.profiles import build_profile
+from falaj.drift.records import DriftFinding, DriftRules
+from falaj.drift.tally import DataTally
 
 Columns = dict[str, NDArray[np.generic]]
 World = Callable[[np.random.Generator, int, float], Columns]
-RULES = Rules(least_rows=100)
+RULES = DriftRules(least_rows=100)
 NAMES = np.array([f"v{at}" for at in range(50_000)])
 
 
@@ -55,33 +55,33 @@ WORLDS: dict[str, World] = {"plain": plain, "dependent": dependent, "mixed": mix
 
 def windows(
     world: World, references: int, each: int, *, then: int, rows: int, shift: float = 0.0, seed: int = 0
-) -> Iterator[tuple[Finding, ...]]:
+) -> Iterator[tuple[DriftFinding, ...]]:
     """Findings of windows: so many references, each a sample of its own, with so many windows each."""
     draw = np.random.default_rng(seed)
     for _ in range(references):
-        profile = profile_of(world(draw, then, 0.0))
+        profile = build_profile(world(draw, then, 0.0))
         for _ in range(each):
-            tally = Tally(profile, seed=0)
+            tally = DataTally(profile, seed=0)
             tally.add(world(draw, rows, shift))
-            yield compare(profile, tally, RULES)
+            yield compare_tally(profile, tally, RULES)
 
 
-def ours(found: tuple[Finding, ...]) -> bool:
+def ours(found: tuple[DriftFinding, ...]) -> bool:
     """The rule of the house."""
     return any(one.alarm for one in found)
 
 
-def any_ks(found: tuple[Finding, ...]) -> bool:
+def any_ks(found: tuple[DriftFinding, ...]) -> bool:
     """What many do: any column whose test by itself says less than 5 %."""
     return any(_chance(one) < 0.05 for one in found if one.column and one.what != "quality" and not one.segment)
 
 
-def _chance(one: Finding) -> float:
+def _chance(one: DriftFinding) -> float:
     if one.measure != "ks":
         return one.p
-    return float(ks_p(np.array(one.value), np.array(one.rows), np.array(one.measures["then_rows"])))
+    return float(compute_ks_p(np.array(one.value), np.array(one.rows), np.array(one.measures["then_rows"])))
 
 
-def any_psi(found: tuple[Finding, ...], bound: float = 0.2) -> bool:
+def any_psi(found: tuple[DriftFinding, ...], bound: float = 0.2) -> bool:
     """What others do: any column whose index is above 0.2."""
     return any(one.measures.get("psi", 0.0) > bound for one in found)

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from falaj.cli.frame import Frame
-from falaj.cli.parsing import read
-from falaj.cli.verbs import given, parser_of, typed, words_of
+from falaj.cli.argument_parsing import parse_arguments
+from falaj.cli.cli_context import CliContext
+from falaj.cli.operation_commands import (
+    collect_arguments,
+    create_operation_parser,
+    list_operations_and_commands,
+    to_typed_name,
+)
 from tests.people import enroll, enroll_tenant
 from tests.replica import Replica
 from tests.servers.oidc import OidcServer
@@ -46,10 +51,10 @@ def test_every_command_can_be_typed() -> None:
     seen = set()
     for words in commands():
         _, desk, word, *rest = words
-        verb = next((verb for verb in words_of(desk) if typed(verb) == word), None)
+        verb = next((verb for verb in list_operations_and_commands(desk) if to_typed_name(verb) == word), None)
         assert verb is not None, words
-        _, found = read(Frame(desk), parser_of(desk, verb), rest, plain=False)
-        given(desk, verb, found)
+        _, found = parse_arguments(CliContext(desk), create_operation_parser(desk, verb), rest, is_plain=False)
+        collect_arguments(desk, verb, found)
         seen.add(f"{desk} {word}")
     assert seen >= {
         "people trust", "people exchange", "people distrust", "catalog publish", "catalog promote", "catalog verify",

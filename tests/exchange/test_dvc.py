@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound
-from falaj.exchange.dvc import open_dvc
+from falaj.exchange.dvc import open_dvc_source
 from tests.servers import peers
 from tests.servers.process import Missing
 from tests.town import LABEL, Town, refusal
@@ -106,7 +106,7 @@ def outputs_of(project: Path) -> dict[str, bytes]:
 
 
 def brought(project: Path, *only: str) -> dict[str, bytes]:
-    with open_dvc(str(project), only) as source:
+    with open_dvc_source(str(project), only) as source:
         return files_of(source.path)
 
 

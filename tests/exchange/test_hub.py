@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import FalajError, Invalid, NotFound
-from falaj.exchange.hub import open_hub, read_hub
+from falaj.exchange.hub import open_hub_source, read_hub_folder
 from tests.town import LABEL, Town, refusal
 
 COMMIT = "5f3c" * 10
@@ -71,7 +71,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_plain_folder_is_taken_where_it_lies(tmp_path: Path) -> None:
     folder = model(tmp_path / "m")
-    with open_hub(str(folder)) as source:
+    with open_hub_source(str(folder)) as source:
         assert source.path == folder
         assert dict(source.tags) == {
             "hub.architecture": "BertForSequenceClassification",
@@ -85,13 +85,13 @@ def test_a_plain_folder_is_taken_where_it_lies(tmp_path: Path) -> None:
 def test_a_cache_is_resolved_into_plain_files(tmp_path: Path) -> None:
     repository = cached(tmp_path)
     for name in (repository, f"{repository}@main", f"{repository}@{COMMIT}", repository / "snapshots" / COMMIT):
-        with open_hub(str(name)) as source:
+        with open_hub_source(str(name)) as source:
             assert files_of(source.path) == files_of(tmp_path / "plain")
             assert not any(path.is_symlink() for path in source.path.rglob("*"))
             assert (source.tags["hub.commit"], source.tags["hub.repository"]) == (COMMIT, "bank/scorer")
         assert not source.path.exists()
-    assert COMMIT in refusal(lambda: open_hub(f"{repository}@{'0' * 40}").__enter__()).hint
-    assert isinstance(refusal(lambda: open_hub(f"{repository}@../../x").__enter__()), NotFound)
+    assert COMMIT in refusal(lambda: open_hub_source(f"{repository}@{'0' * 40}").__enter__()).hint
+    assert isinstance(refusal(lambda: open_hub_source(f"{repository}@../../x").__enter__()), NotFound)
 
 
 def test_what_downloading_leaves_behind_is_left_out(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_what_downloading_leaves_behind_is_left_out(tmp_path: Path) -> None:
     (folder / ".cache/huggingface/x.lock").touch()
     (folder / ".git").mkdir()
     (folder / ".git/config").touch()
-    with open_hub(str(folder)) as source:
+    with open_hub_source(str(folder)) as source:
         assert set(files_of(source.path)) == {"config.json", "model.safetensors", "README.md", "tokenizer/vocab.txt"}
 
 
@@ -112,13 +112,13 @@ def test_a_link_out_of_a_cache_is_refused(tmp_path: Path) -> None:
         (snapshot / "evil").unlink(missing_ok=True)
         (snapshot / "evil").symlink_to(target)
         with pytest.raises(Invalid, match="leads out"):
-            open_hub(str(repository)).__enter__()
+            open_hub_source(str(repository)).__enter__()
     (snapshot / "evil").unlink()
     blob = repository / "blobs/evil"
     blob.symlink_to(tmp_path / "secret")
     (snapshot / "evil").symlink_to("../../blobs/evil")
     with pytest.raises(Invalid, match="leads out"):
-        open_hub(str(repository)).__enter__()
+        open_hub_source(str(repository)).__enter__()
 
 
 def test_a_folder_that_is_none_of_the_hubs_is_refused(tmp_path: Path) -> None:
@@ -126,10 +126,10 @@ def test_a_folder_that_is_none_of_the_hubs_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a.txt").write_text("a")
     (folder / "README.md").write_text("# Some notes\n")
-    told = refusal(lambda: open_hub(str(folder)).__enter__())
+    told = refusal(lambda: open_hub_source(str(folder)).__enter__())
     assert (isinstance(told, Invalid), "leave hub: out" in told.hint) == (True, True), told
     (folder / "README.md").write_text(CARD)  # a dataset has a card and files of any kind
-    with open_hub(str(folder)) as source:
+    with open_hub_source(str(folder)) as source:
         assert source.tags["hub.license"] == "apache-2.0"
 
 
@@ -137,16 +137,16 @@ def test_a_link_in_a_plain_folder_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "m")
     (folder / "more").symlink_to("/etc/passwd")
     with pytest.raises(Invalid, match="leads out"):
-        open_hub(str(folder)).__enter__()
+        open_hub_source(str(folder)).__enter__()
 
 
 def test_remote_code_is_named_and_never_run(tmp_path: Path) -> None:
     folder = model(tmp_path / "m", auto_map={"AutoModel": "evil.Model"})
     (folder / "evil.py").write_text("open('/tmp/falaj-hub-ran', 'w')\n")
-    assert "never run" in read_hub(folder, tmp_path)[1]["hub.remote_code"]
+    assert "never run" in read_hub_folder(folder, tmp_path)[1]["hub.remote_code"]
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer_config.json").write_text('{"auto_map": {}}')
-    assert "never run" in read_hub(folder, tmp_path)[1]["hub.remote_code"]
+    assert "never run" in read_hub_folder(folder, tmp_path)[1]["hub.remote_code"]
     assert not Path("/tmp/falaj-hub-ran").exists()
 
 
@@ -165,14 +165,14 @@ def test_hostile_descriptions_are_refused(tmp_path: Path, name: str, text: str) 
     folder = model(tmp_path / "m")
     (folder / name).write_text(text)
     with pytest.raises(FalajError, match=name):
-        read_hub(folder, tmp_path)
+        read_hub_folder(folder, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["# No card\n", "---\nno end\n", "---\nlicense: {a: b}\n---\n", "", "---\n\n---\n"])
 def test_a_card_may_say_nothing(tmp_path: Path, text: str) -> None:
     folder = model(tmp_path / "m")
     (folder / "README.md").write_text(text)
-    assert "hub.license" not in read_hub(folder, tmp_path)[1]
+    assert "hub.license" not in read_hub_folder(folder, tmp_path)[1]
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.utils.config import Config
 
-from falaj.catalog.sources import open_source
-from falaj.content.tables import describe
+from falaj.catalog.publish_sources import open_source
+from falaj.content.table_statistics import describe_table
 from falaj.core.errors import Invalid, NotFound
-from falaj.exchange.lake import read_delta, read_iceberg
+from falaj.exchange.lake import read_delta_table, read_iceberg_table
 from tests.servers.peers import peer
 from tests.servers.process import Missing
 
@@ -61,19 +61,19 @@ class TestDelta:
     def test_every_version_is_what_it_was(self, table: str, tmp_path: Path) -> None:
         want = {0: [*range(100)], 1: [*range(200)], 2: [*range(10, 200)], 3: [*range(500, 510)]}
         for version, expected in want.items():
-            found = read_delta(table, version, tmp_path / f"v{version}")
+            found = read_delta_table(table, version, tmp_path / f"v{version}")
             assert found.source == f"delta:{version}"
             assert (ids(tmp_path / f"v{version}"), found.num_rows) == (expected, len(expected))
         assert read(tmp_path / "v0")[0].keys() == {"id", "text", "part"}
         assert {row["part"] for row in read(tmp_path / "v0")} == {None, "q/1 é", "q/2 é"}
-        assert read_delta(table, None, tmp_path / "newest").source == "delta:3"
-        assert read_delta(table, "2100-01-01T00:00:00Z", tmp_path / "time").source == "delta:3"
+        assert read_delta_table(table, None, tmp_path / "newest").source == "delta:3"
+        assert read_delta_table(table, "2100-01-01T00:00:00Z", tmp_path / "time").source == "delta:3"
 
     def test_the_same_version_gives_the_same_bytes_and_an_append_adds_files_only(
         self, table: str, tmp_path: Path
     ) -> None:
         for out, version in (("a", 0), ("b", 0), ("c", 1)):
-            read_delta(table, version, tmp_path / out)
+            read_delta_table(table, version, tmp_path / out)
         first, again, appended = (digests(tmp_path / out) for out in "abc")
         assert first == again
         assert first.items() < appended.items()
@@ -82,16 +82,16 @@ class TestDelta:
         name = str(tmp_path / "t")
         write_deltalake(name, pa.table({"id": [1]}))
         write_deltalake(name, pa.table({"id": [2], "new": ["x"]}), mode="append", schema_mode="merge")
-        read_delta(name, None, tmp_path / "out")
+        read_delta_table(name, None, tmp_path / "out")
         assert read(tmp_path / "out") == [{"id": 1, "new": None}, {"id": 2, "new": "x"}]
-        read_delta(name, 0, tmp_path / "old")
+        read_delta_table(name, 0, tmp_path / "old")
         assert read(tmp_path / "old") == [{"id": 1}]
 
     def test_deletion_vectors_are_honoured(self, table: str, tmp_path: Path) -> None:
         add = _last_adds(table)[-1]
         file = pq.read_table(Path(table) / unquote(add["path"]))["id"].to_pylist()
         _commit(table, 4, {"add": {**add, "deletionVector": _vector([0, 2])}}, features=["deletionVectors"])
-        read_delta(table, None, tmp_path / "out")
+        read_delta_table(table, None, tmp_path / "out")
         assert ids(tmp_path / "out") == sorted({*range(500, 510)} - {file[0], file[2]})
 
     def test_renamed_columns_are_read_under_their_names(self, tmp_path: Path) -> None:
@@ -102,14 +102,14 @@ class TestDelta:
         schema = json.dumps({"type": "struct", "fields": [{**field, "metadata": mapped}]})
         options = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"}
         _commit(str(name), 1, {}, {"schemaString": schema, "configuration": options}, ["columnMapping"])
-        read_delta(str(name), None, tmp_path / "out")
+        read_delta_table(str(name), None, tmp_path / "out")
         assert read(tmp_path / "out") == [{"id": 1}, {"id": 2}]
 
     def test_a_table_without_rows_keeps_its_columns(self, tmp_path: Path) -> None:
         name = str(tmp_path / "t")
         write_deltalake(name, rows(0, 3))
         DeltaTable(name).delete()
-        assert read_delta(name, None, tmp_path / "out").num_rows == 0
+        assert read_delta_table(name, None, tmp_path / "out").num_rows == 0
         (file,) = (tmp_path / "out").iterdir()
         assert pq.read_schema(file).names == ["id", "text", "part"]
 
@@ -123,7 +123,7 @@ class TestDelta:
         }  # fmt: skip
         kinds = {"map": pa.map_(pa.string(), pa.int64()), "sum": pa.decimal128(10, 2)}
         write_deltalake(str(tmp_path / "t"), pa.table({k: pa.array([v], kinds.get(k)) for k, v in row.items()}))
-        read_delta(str(tmp_path / "t"), None, tmp_path / "out")
+        read_delta_table(str(tmp_path / "t"), None, tmp_path / "out")
         assert read(tmp_path / "out") == [row]
 
     def test_pages_are_cut_by_content(self, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ class TestDelta:
         name = str(tmp_path / "t")
         write_deltalake(name, pa.table({"id": list(range(200_000)), "v": values}))
         DeltaTable(name).delete("id > 1000 AND id < 1700")
-        read_delta(name, 0, tmp_path / "a")
-        read_delta(name, 1, tmp_path / "b")
+        read_delta_table(name, 0, tmp_path / "a")
+        read_delta_table(name, 1, tmp_path / "b")
         (a,), (b,) = ([*(tmp_path / side).iterdir()] for side in "ab")
         old = a.read_bytes()
         new = b.read_bytes()
@@ -143,13 +143,13 @@ class TestDelta:
     def test_a_file_that_was_vacuumed_is_named_as_gone(self, table: str, tmp_path: Path) -> None:
         DeltaTable(table).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
         with pytest.raises(NotFound, match="cleaned up"):
-            read_delta(table, 0, tmp_path / "out")
-        assert read_delta(table, None, tmp_path / "now").num_rows == 10
+            read_delta_table(table, 0, tmp_path / "out")
+        assert read_delta_table(table, None, tmp_path / "now").num_rows == 10
 
     def test_what_is_not_there(self, table: str, tmp_path: Path) -> None:
         for name, version, words in ((str(tmp_path / "nope"), None, "no Delta table"), (table, 99, "no version 99")):
             with pytest.raises(NotFound, match=words):
-                read_delta(name, version, tmp_path / "out")
+                read_delta_table(name, version, tmp_path / "out")
 
     def test_a_time_gives_the_version_of_then(self, table: str, tmp_path: Path) -> None:
         made = {entry["version"]: entry["timestamp"] for entry in DeltaTable(table).history()}
@@ -159,17 +159,17 @@ class TestDelta:
             if when < made.get(version + 1, when + 1):
                 then = datetime.fromtimestamp(when / 1000, UTC)
                 for time in (then.isoformat(), then.replace(tzinfo=None).isoformat()):
-                    assert read_delta(table, time, tmp_path / f"{time}").source == f"delta:{version}"
-        assert read_delta(table, "2999-01-01", tmp_path / "late").source == "delta:3"
+                    assert read_delta_table(table, time, tmp_path / f"{time}").source == f"delta:{version}"
+        assert read_delta_table(table, "2999-01-01", tmp_path / "late").source == "delta:3"
 
     def test_a_time_before_the_table_was(self, table: str, tmp_path: Path) -> None:
         for time in ("1999-01-01T00:00:00Z", "1999-01-01"):
             with pytest.raises(NotFound, match=f"no version of {time} or before; its oldest is of 20"):
-                read_delta(table, time, tmp_path / "out")
+                read_delta_table(table, time, tmp_path / "out")
             with pytest.raises(NotFound, match="or before"), open_source(f"delta:{table}@{time}"):
                 pass
         with pytest.raises(Invalid, match="no time"):
-            read_delta(table, "2027-13-01", tmp_path / "out")
+            read_delta_table(table, "2027-13-01", tmp_path / "out")
         with (
             pytest.raises(NotFound, match="'yesterday' is no version or time"),
             open_source(f"delta:{table}@yesterday"),
@@ -183,12 +183,12 @@ class TestDelta:
         write_deltalake(name, rows(0, 3))
         _commit(name, 1, {"add": {**_last_adds(name)[-1], "path": path}})
         with pytest.raises((Invalid, NotFound)):
-            read_delta(name, None, tmp_path / "out")
+            read_delta_table(name, None, tmp_path / "out")
 
     def test_it_is_a_source_of_versions(self, table: str) -> None:
         with open_source(f"delta:{table}@1") as found:
             assert found.pinned == "delta:1"
-            about = describe(found.path)
+            about = describe_table(found.path)
             assert about is not None
             assert (about.rows, about.format, len(about.columns)) == (200, "parquet", 3)
             kept = found.path
@@ -244,13 +244,13 @@ class TestIceberg:
         newest = pins[-1][1]
         for (snapshot, _), expected in zip(pins[:3], (range(100), range(200), range(10, 200)), strict=True):
             out = tmp_path / str(snapshot)
-            found = read_iceberg(newest, snapshot, out)
+            found = read_iceberg_table(newest, snapshot, out)
             assert (found.source, found.num_rows) == (f"iceberg:{snapshot}", len(expected))
             assert ids(out) == [*expected]
 
     def test_renamed_and_added_columns(self, iceberg: Any, tmp_path: Path) -> None:
         _, pins = iceberg
-        read_iceberg(pins[-1][1], None, tmp_path / "out")
+        read_iceberg_table(pins[-1][1], None, tmp_path / "out")
         found = read(tmp_path / "out")
         assert {tuple(row) for row in found} == {("ident", "part", "new")}
         assert sorted(row["ident"] for row in found) == [*range(10, 200), 1000]
@@ -260,16 +260,16 @@ class TestIceberg:
         self, iceberg: Any, tmp_path: Path
     ) -> None:
         _, pins = iceberg
-        read_iceberg(pins[-1][1], pins[0][0], tmp_path / "a")
-        read_iceberg(pins[0][1], None, tmp_path / "b")
-        read_iceberg(pins[-1][1], pins[1][0], tmp_path / "c")
+        read_iceberg_table(pins[-1][1], pins[0][0], tmp_path / "a")
+        read_iceberg_table(pins[0][1], None, tmp_path / "b")
+        read_iceberg_table(pins[-1][1], pins[1][0], tmp_path / "c")
         first, again, appended = (digests(tmp_path / out) for out in "abc")
         assert first == again
         assert first.items() < appended.items()
 
     def test_a_folder_is_read_at_its_newest_metadata(self, iceberg: Any, tmp_path: Path) -> None:
         home, pins = iceberg
-        found = read_iceberg(str(home / "warehouse" / "bank" / "tx"), None, tmp_path / "out")
+        found = read_iceberg_table(str(home / "warehouse" / "bank" / "tx"), None, tmp_path / "out")
         assert found.source == f"iceberg:{pins[-1][0]}"
 
     def test_a_table_of_a_catalog(self, iceberg: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,28 +278,28 @@ class TestIceberg:
         with _rest_catalog(pins[-1][1]) as address:
             monkeypatch.setenv("PYICEBERG_CATALOG__MINE__URI", address)
             monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-            assert read_iceberg("mine.bank.tx", pins[0][0], tmp_path / "out").num_rows == 100
+            assert read_iceberg_table("mine.bank.tx", pins[0][0], tmp_path / "out").num_rows == 100
             with pytest.raises(NotFound, match="no such Iceberg table"):
-                read_iceberg("mine.bank.other", None, tmp_path / "out")
+                read_iceberg_table("mine.bank.other", None, tmp_path / "out")
         with pytest.raises(Invalid, match="no Iceberg catalog 'yours'"):
-            read_iceberg("yours.bank.tx", None, tmp_path / "out")
+            read_iceberg_table("yours.bank.tx", None, tmp_path / "out")
 
     def test_what_is_not_there(self, iceberg: Any, tmp_path: Path) -> None:
         _, pins = iceberg
         with pytest.raises(NotFound, match="no snapshot 5"):
-            read_iceberg(pins[-1][1], 5, tmp_path / "out")
+            read_iceberg_table(pins[-1][1], 5, tmp_path / "out")
         with pytest.raises(NotFound):
-            read_iceberg(str(tmp_path / "x.metadata.json"), None, tmp_path / "out")
+            read_iceberg_table(str(tmp_path / "x.metadata.json"), None, tmp_path / "out")
         with pytest.raises(NotFound, match="no Iceberg table"):
-            read_iceberg(str(tmp_path), None, tmp_path / "out")
+            read_iceberg_table(str(tmp_path), None, tmp_path / "out")
         for name in ("nothing", "a/b", ""):
             with pytest.raises((Invalid, NotFound)):
-                read_iceberg(name, None, tmp_path / "out")
+                read_iceberg_table(name, None, tmp_path / "out")
 
     def test_it_is_a_source_of_versions(self, iceberg: Any) -> None:
         _, pins = iceberg
         with open_source(f"iceberg:{pins[-1][1]}@{pins[1][0]}") as found:
-            about = describe(found.path)
+            about = describe_table(found.path)
             assert about is not None
             assert (found.pinned, about.rows) == (f"iceberg:{pins[1][0]}", 200)
 
@@ -316,7 +316,7 @@ class TestIceberg:
 
 def _readable(table: str, snapshot: int, out: Path) -> bool:
     try:
-        read_iceberg(table, snapshot, out)
+        read_iceberg_table(table, snapshot, out)
     except NotFound as error:
         return "cleaned up" not in error.message
     return True

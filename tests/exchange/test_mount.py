@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid
-from falaj.core.transfer import Receipt
-from falaj.exchange.mount import View, ready
-from falaj.snapshot.read import Snapshot
-from falaj.snapshot.write import compose, publish_folder
+from falaj.core.byte_channel import UploadReceipt
+from falaj.core.errors import Conflict, CorruptData, Denied, Invalid
+from falaj.exchange.fuse_mount import SnapshotFilesystem, prepare_mount_folder
+from falaj.snapshot.publisher import compose_tree, publish_folder
+from falaj.snapshot.tree_reader import TreeSnapshot
 from tests.servers import fuse
 from tests.servers.process import Missing, wait_until
 from tests.town import LABEL, Town, refusal
@@ -35,13 +35,13 @@ class Shelf:
         self.fetched = 0
         self.broken: Exception | None = None
 
-    def put(self, chunks: Iterable[bytes]) -> Receipt:
+    def put(self, chunks: Iterable[bytes]) -> UploadReceipt:
         data = b"".join(chunks)
         digest = f"b3:{blake3(data).hexdigest()}"
         self.kept[digest] = data
-        return Receipt(digest, len(data), "")
+        return UploadReceipt(digest, len(data), "")
 
-    def bundle(self, receipts: tuple[Receipt, ...]) -> Receipt:
+    def bundle(self, receipts: tuple[UploadReceipt, ...]) -> UploadReceipt:
         return self.put([" ".join(receipt.digest for receipt in receipts).encode()])
 
     def fetch(self, digest: str, start: int, stop: int | None) -> Iterator[bytes]:
@@ -78,11 +78,11 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture(scope="module")
-def view(source: Path, shelf: Shelf) -> View:
-    return View(Snapshot(publish_folder(source, shelf).tree, shelf.fetch), 1_700_000_000.0)
+def view(source: Path, shelf: Shelf) -> SnapshotFilesystem:
+    return SnapshotFilesystem(TreeSnapshot(publish_folder(source, shelf).tree, shelf.fetch), 1_700_000_000.0)
 
 
-def names(view: View, path: str) -> list[str]:
+def names(view: SnapshotFilesystem, path: str) -> list[str]:
     return [name for name, _, _ in view.readdir(path, 0)][2:]
 
 
@@ -92,7 +92,7 @@ def code(act: Any) -> int | None:
     return raised.value.errno
 
 
-def test_folders_list_what_is_in_them_once(view: View, source: Path) -> None:
+def test_folders_list_what_is_in_them_once(view: SnapshotFilesystem, source: Path) -> None:
     assert sorted(names(view, "/")) == sorted(path.name for path in source.iterdir())
     assert names(view, "/deep") == ["er"]
     assert names(view, "/deep/er") == ["words"]
@@ -102,9 +102,9 @@ def test_folders_list_what_is_in_them_once(view: View, source: Path) -> None:
 def test_a_large_folder_below_is_jumped_over() -> None:
     shelf = Shelf()
     paths = [b"in/%d/%05d" % (number // 2000, number) for number in range(20_000)]
-    tree = compose(((path, Receipt("", 0, "")) for path in [*paths, b"zlast"]), shelf).tree
-    snapshot = Snapshot(tree, shelf.fetch)
-    view, read = View(snapshot), []
+    tree = compose_tree(((path, UploadReceipt("", 0, "")) for path in [*paths, b"zlast"]), shelf).tree
+    snapshot = TreeSnapshot(tree, shelf.fetch)
+    view, read = SnapshotFilesystem(snapshot), []
     page = snapshot.page
     snapshot.page = lambda ref: read.append(ref.digest) or page(ref)  # type: ignore[method-assign,func-returns-value]
     assert names(view, "/") == ["in", "zlast"]
@@ -117,7 +117,7 @@ def test_a_large_folder_below_is_jumped_over() -> None:
     assert every <= len(set(read)) + 1
 
 
-def test_attributes(view: View) -> None:
+def test_attributes(view: SnapshotFilesystem) -> None:
     for path, mode, size in (
         ("/", stat.S_IFDIR | 0o555, 0),
         ("/deep", stat.S_IFDIR | 0o555, 0),
@@ -136,7 +136,7 @@ def test_attributes(view: View) -> None:
     assert code(lambda: view.readlink("/big")) == errno.EINVAL
 
 
-def test_any_range_is_the_files(view: View, source: Path) -> None:
+def test_any_range_is_the_files(view: SnapshotFilesystem, source: Path) -> None:
     whole = (source / "big").read_bytes()
     chance = random.Random(1)
     for _ in range(200):
@@ -147,14 +147,14 @@ def test_any_range_is_the_files(view: View, source: Path) -> None:
     assert view.read("/" + os.fsdecode(b"\xff"), 4096, 0, 0) == b"no utf-8"
 
 
-def test_reading_on_fetches_ahead(view: View, shelf: Shelf) -> None:
+def test_reading_on_fetches_ahead(view: SnapshotFilesystem, shelf: Shelf) -> None:
     before = shelf.fetched
     for start in range(0, BIG, 4096):
         view.read("/big", 4096, start, 0)
     assert shelf.fetched - before < 20
 
 
-def test_nothing_is_written(view: View) -> None:
+def test_nothing_is_written(view: SnapshotFilesystem) -> None:
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT):
         assert code(lambda flags=flags: view.open("/big", flags)) == errno.EROFS
     assert view.open("/big", os.O_RDONLY) == 0
@@ -164,19 +164,19 @@ def test_nothing_is_written(view: View) -> None:
 def test_our_errors_become_the_systems(source: Path) -> None:
     shelf = Shelf()
     tree = publish_folder(source, shelf).tree
-    view = View(Snapshot(tree, shelf.fetch))
+    view = SnapshotFilesystem(TreeSnapshot(tree, shelf.fetch))
     view.getattr("/big")
-    for error, number in ((Corrupt("spoiled"), errno.EIO), (Denied("no"), errno.EACCES)):
+    for error, number in ((CorruptData("spoiled"), errno.EIO), (Denied("no"), errno.EACCES)):
         shelf.broken = error
         assert code(lambda: view.read("/big", 4096, BIG - 4096, 0)) == number
-        assert code(lambda: names(View(Snapshot(tree, shelf.fetch)), "/")) == number
+        assert code(lambda: names(SnapshotFilesystem(TreeSnapshot(tree, shelf.fetch)), "/")) == number
 
 
 def test_where_to_mount(tmp_path: Path) -> None:
-    assert ready(str(tmp_path / "new/one")) == (tmp_path / "new/one", True)
-    assert ready(str(tmp_path / "new/one")) == (tmp_path / "new/one", False)
-    assert isinstance(refusal(lambda: ready(str(tmp_path / "new"))), Invalid)
-    assert isinstance(refusal(lambda: ready("/proc")), Conflict)
+    assert prepare_mount_folder(str(tmp_path / "new/one")) == (tmp_path / "new/one", True)
+    assert prepare_mount_folder(str(tmp_path / "new/one")) == (tmp_path / "new/one", False)
+    assert isinstance(refusal(lambda: prepare_mount_folder(str(tmp_path / "new"))), Invalid)
+    assert isinstance(refusal(lambda: prepare_mount_folder("/proc")), Conflict)
 
 
 # --- the real thing
@@ -231,7 +231,7 @@ def test_a_mount_is_read_by_anybody_and_ends_cleanly(
                 lambda: (at / "big").chmod(0o777),
             ):
                 assert code(act) == errno.EROFS
-            assert isinstance(refusal(lambda: ready(str(at))), Conflict)
+            assert isinstance(refusal(lambda: prepare_mount_folder(str(at))), Conflict)
         finally:
             process.send_signal(how)
         process.wait(20)

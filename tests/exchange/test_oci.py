@@ -29,10 +29,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from falaj.core.errors import Corrupt, Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
-from falaj.exchange import registry as registry_module
-from falaj.exchange.oci import ARTEFACT, ORAS_UNPACK, SIGNATURE, TAR, TITLE, UNPACK, Receiver
-from falaj.exchange.registry import MANIFEST, PASSWORD, Place, Registry
+from falaj.core.errors import CorruptData, Denied, FalajError, Invalid, NotFound, Unauthenticated, Unavailable
+from falaj.exchange import oci_registry as registry_module
+from falaj.exchange.oci import (
+    ARTIFACT_TYPE,
+    ORAS_UNPACK_ANNOTATION,
+    SIGNATURE,
+    TAR_MEDIA_TYPE,
+    TITLE_ANNOTATION,
+    UNPACK_ANNOTATION,
+    ArtifactReceiver,
+)
+from falaj.exchange.oci_registry import MANIFEST_TYPE, PASSWORD_VARIABLE, RegistryClient, RegistryLocation
 from tests.servers import peers
 from tests.servers.process import Missing
 from tests.servers.registry import PASSWORD as SECRET
@@ -47,7 +55,7 @@ Names = Callable[[], str]
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    monkeypatch.delenv(PASSWORD, raising=False)
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +86,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def manifest_of(place: str, tag: str = "v1") -> dict[str, Any]:
     host, _, repository = place.partition("/")
-    answer = httpx.get(f"http://{host}/v2/{repository}/manifests/{tag}", headers={"Accept": MANIFEST})
+    answer = httpx.get(f"http://{host}/v2/{repository}/manifests/{tag}", headers={"Accept": MANIFEST_TYPE})
     answer.raise_for_status()
     found: dict[str, Any] = answer.json()
     return found
@@ -97,11 +105,11 @@ def put_artefact(place: str, layers: list[dict[str, Any]], config: bytes = b"{}"
     """What a stranger pushes, in his own words."""
     host, _, repository = place.partition("/")
     manifest = {
-        "schemaVersion": 2, "mediaType": MANIFEST,
+        "schemaVersion": 2, "mediaType": MANIFEST_TYPE,
         "config": {**put_blob(place, config), "mediaType": media}, "layers": layers,
     }  # fmt: skip
     url = f"http://{host}/v2/{repository}/manifests/latest"
-    httpx.put(url, content=json.dumps(manifest), headers={"Content-Type": MANIFEST}).raise_for_status()
+    httpx.put(url, content=json.dumps(manifest), headers={"Content-Type": MANIFEST_TYPE}).raise_for_status()
 
 
 FILES = {"model.onnx": b"\x08\x07" + bytes(200), "deep/er/a b.txt": b"words", "\u0645\u0627\u0621": b"x", "empty": b""}
@@ -119,9 +127,9 @@ def test_a_version_goes_in_and_comes_out_elsewhere(
     host, _, repository = place.partition("/")
     assert httpx.get(f"http://{host}/v2/{repository}/tags/list").json()["tags"] == ["v1"]
     manifest = manifest_of(place)
-    assert (manifest["mediaType"], manifest["artifactType"]) == (MANIFEST, ARTEFACT)
-    assert {layer["annotations"][TITLE] for layer in manifest["layers"]} == set(FILES)
-    assert manifest["config"]["mediaType"] == ARTEFACT
+    assert (manifest["mediaType"], manifest["artifactType"]) == (MANIFEST_TYPE, ARTIFACT_TYPE)
+    assert {layer["annotations"][TITLE_ANNOTATION] for layer in manifest["layers"]} == set(FILES)
+    assert manifest["config"]["mediaType"] == ARTIFACT_TYPE
     posts = oci_registry.requests("POST")
     again = amal.catalog.push(ref, place, country="AE")
     assert (again.moved_bytes, again.digest, oci_registry.requests("POST")) == (0, done.digest, posts)
@@ -164,7 +172,10 @@ def test_many_files_are_one_tar_and_the_same_each_time(town: Town, place: str, t
     ref = amal.catalog.publish("dataset:fraud/many", str(source), label=LABEL).ref
     done = amal.catalog.push(ref, place, country="AE")
     (layer,) = manifest_of(place)["layers"]
-    assert (layer["mediaType"], layer["annotations"]) == (TAR, {TITLE: "many.tar", UNPACK: "true"})
+    assert (layer["mediaType"], layer["annotations"]) == (
+        TAR_MEDIA_TYPE,
+        {TITLE_ANNOTATION: "many.tar", UNPACK_ANNOTATION: "true"},
+    )
     assert amal.catalog.push(ref, f"{place}:again", country="AE").digest == done.digest
     back = amal.catalog.pull("dataset:fraud/many2", f"{place}:v1")
     assert amal.catalog.show(back.ref).root == amal.catalog.show(ref).root
@@ -180,7 +191,7 @@ def test_a_flipped_byte_is_found(town: Town, oci_registry: RegistryServer, place
     for spoiled in (bytes([whole[0] ^ 1]) + whole[1:], whole[:-1], whole + b"x", b""):
         blob.write_bytes(spoiled)
         error = refusal(lambda: amal.catalog.pull("dataset:fraud/flipped", f"{place}:v1"))
-        assert isinstance(error, Corrupt), error
+        assert isinstance(error, CorruptData), error
     assert isinstance(refusal(lambda: amal.catalog.show("dataset:fraud/flipped")), FalajError)
     blob.write_bytes(whole)
     assert amal.catalog.pull("dataset:fraud/flipped", f"{place}:v1").num_files == 2
@@ -239,7 +250,7 @@ def test_the_installation_knows_where_a_registry_stands(
 def test_a_registry_that_cannot_be_reached_is_told_so(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # a port on which nobody listens
-        with Registry(Place.parse(f"127.0.0.1:{taken.getsockname()[1]}/bank/tx")) as registry:
+        with RegistryClient(RegistryLocation.parse(f"127.0.0.1:{taken.getsockname()[1]}/bank/tx")) as registry:
             error = refusal(registry.manifest)
     assert isinstance(error, Unavailable)
     assert "cannot be reached" in error.message
@@ -272,7 +283,7 @@ def test_a_models_signature_goes_along_and_counts(town: Town, place: str, tmp_pa
     assert mona.catalog.pull("model:fraud/back", f"{place}:v1", key=str(key)).signature == "by the key you named"
     # Without the key that came along there is a signature all the same, and --key checks it.
     signed = manifest_of(place)
-    put_artefact(place, signed["layers"], b"{}", ARTEFACT)
+    put_artefact(place, signed["layers"], b"{}", ARTIFACT_TYPE)
     assert "nobody checked it" in mona.catalog.pull("model:fraud/back", place).signature
     assert mona.catalog.pull("model:fraud/back", place, key=str(key)).signature == "by the key you named"
     # What is no such key is told before anything is fetched: the address is nobody's.
@@ -282,10 +293,10 @@ def test_a_models_signature_goes_along_and_counts(town: Town, place: str, tmp_pa
         assert isinstance(error, Invalid)
         assert "holds no public key" in error.message
     key.write_bytes(pem_of(ec.generate_private_key(ec.SECP256R1())))
-    assert isinstance(refusal(lambda: mona.catalog.pull("model:fraud/back", f"{place}:v1", key=str(key))), Corrupt)
+    assert isinstance(refusal(lambda: mona.catalog.pull("model:fraud/back", f"{place}:v1", key=str(key))), CorruptData)
     # A file that nobody signed, slipped in beside the signed ones.
-    extra = {**put_blob(place, b"evil"), "annotations": {TITLE: "evil.py"}}
-    put_artefact(place, [*signed["layers"], extra], json.dumps({"key": opened.key}).encode(), ARTEFACT)
+    extra = {**put_blob(place, b"evil"), "annotations": {TITLE_ANNOTATION: "evil.py"}}
+    put_artefact(place, [*signed["layers"], extra], json.dumps({"key": opened.key}).encode(), ARTIFACT_TYPE)
     assert "evil.py" in refusal(lambda: mona.catalog.pull("model:fraud/back", place)).message
     put_artefact(place, [extra])
     assert isinstance(refusal(lambda: mona.catalog.pull("model:fraud/back", place, key=str(key))), Denied)
@@ -322,8 +333,8 @@ def pulled(place: str, folder: Path) -> dict[str, bytes]:
     stage, work = folder / "stage", folder / "work"
     for each in (stage, work):
         each.mkdir(exist_ok=True, parents=True)
-    with Registry(Place.parse(place)) as registry:
-        receiver = Receiver(registry, work, stage)
+    with RegistryClient(RegistryLocation.parse(place)) as registry:
+        receiver = ArtifactReceiver(registry, work, stage)
         receiver.receive(lambda amount: None)
     return files_of(stage)
 
@@ -351,7 +362,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     ],
 )
 def test_titles_that_lead_out_are_refused(place: str, tmp_path: Path, title: str, says: str) -> None:
-    put_artefact(place, [{**put_blob(place, b"evil"), "annotations": {TITLE: title}}])
+    put_artefact(place, [{**put_blob(place, b"evil"), "annotations": {TITLE_ANNOTATION: title}}])
     with pytest.raises(Invalid, match=says):
         pulled(place, tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -360,7 +371,7 @@ def test_titles_that_lead_out_are_refused(place: str, tmp_path: Path, title: str
 def test_two_files_of_one_name_are_refused(place: str, tmp_path: Path) -> None:
     layer = put_blob(place, b"x")
     for first, second in (("a", "a"), ("a", "a/b"), ("a/b", "a"), ("a", "./a")):
-        put_artefact(place, [{**layer, "annotations": {TITLE: title}} for title in (first, second)])
+        put_artefact(place, [{**layer, "annotations": {TITLE_ANNOTATION: title}} for title in (first, second)])
         with pytest.raises(Invalid):
             pulled(place, tmp_path / hashlib.md5(f"{first} {second}".encode(), usedforsecurity=False).hexdigest())
 
@@ -384,26 +395,29 @@ def test_two_files_of_one_name_are_refused(place: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("how", ["tar", "gzip"])
 def test_archives_that_do_harm_are_refused(place: str, tmp_path: Path, data: bytes, how: str) -> None:
-    notes = {ORAS_UNPACK: "true"} if how == "gzip" else {UNPACK: "true"}
+    notes = {ORAS_UNPACK_ANNOTATION: "true"} if how == "gzip" else {UNPACK_ANNOTATION: "true"}
     blob = put_blob(place, gzip.compress(data) if how == "gzip" else data)
-    put_artefact(place, [{**blob, "mediaType": TAR, "annotations": {TITLE: "x", **notes}}])
-    with pytest.raises((Invalid, Corrupt)):
+    put_artefact(place, [{**blob, "mediaType": TAR_MEDIA_TYPE, "annotations": {TITLE_ANNOTATION: "x", **notes}}])
+    with pytest.raises((Invalid, CorruptData)):
         pulled(place, tmp_path)
     assert not (tmp_path / "evil").exists()
 
 
 def test_a_bomb_does_not_go_off(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falaj.exchange.oci.ROOMY", 1 << 20)
+    monkeypatch.setattr("falaj.exchange.oci.MIN_UNPACK_LIMIT_BYTES", 1 << 20)
     bomb = put_blob(place, gzip.compress(bytes(64 << 20)))
-    put_artefact(place, [{**bomb, "annotations": {TITLE: "x", ORAS_UNPACK: "true"}}])
+    put_artefact(place, [{**bomb, "annotations": {TITLE_ANNOTATION: "x", ORAS_UNPACK_ANNOTATION: "true"}}])
     with pytest.raises(Invalid, match="made to do harm"):
         pulled(place, tmp_path)
     # A header that claims to be larger than any is never read.
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 1 << 33
     blob = put_blob(place, header.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    put_artefact(place, [{**blob, "mediaType": TAR, "annotations": {TITLE: "x", UNPACK: "true"}}])
-    with pytest.raises(Corrupt):
+    put_artefact(
+        place,
+        [{**blob, "mediaType": TAR_MEDIA_TYPE, "annotations": {TITLE_ANNOTATION: "x", UNPACK_ANNOTATION: "true"}}],
+    )
+    with pytest.raises(CorruptData):
         pulled(place, tmp_path)
 
 
@@ -416,15 +430,21 @@ def test_a_bomb_does_not_go_off(place: str, tmp_path: Path, monkeypatch: pytest.
         {"size": -1},
         {"size": "1"},
         {"size": 1e300},
-        {"annotations": {TITLE: 7}},
-        {"annotations": [TITLE]},
+        {"annotations": {TITLE_ANNOTATION: 7}},
+        {"annotations": [TITLE_ANNOTATION]},
         {"mediaType": None},
     ],
 )
 def test_descriptors_that_say_nonsense_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    layer = {"mediaType": "x/y", "digest": f"sha256:{'0' * 64}", "size": 1, "annotations": {TITLE: "a"}, **wrong}
+    layer = {
+        "mediaType": "x/y",
+        "digest": f"sha256:{'0' * 64}",
+        "size": 1,
+        "annotations": {TITLE_ANNOTATION: "a"},
+        **wrong,
+    }
     config = {"mediaType": "x/y", "digest": f"sha256:{'0' * 64}", "size": 2}
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer]}
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": [layer]}
     with stranger(lambda ask: (200, {}, json.dumps(manifest).encode())) as host, pytest.raises(Invalid):
         pulled(f"{host}/a/b", tmp_path)
 
@@ -440,14 +460,19 @@ def test_manifests_that_are_none_are_refused(tmp_path: Path, body: bytes) -> Non
 
 
 def test_a_manifest_that_is_not_its_digest_is_refused(tmp_path: Path) -> None:
-    with stranger(lambda ask: (200, {}, b"{}")) as host, pytest.raises(Corrupt):
+    with stranger(lambda ask: (200, {}, b"{}")) as host, pytest.raises(CorruptData):
         pulled(f"{host}/a/b@sha256:{'0' * 64}", tmp_path)
 
 
 def test_more_than_fits_is_not_begun(tmp_path: Path) -> None:
-    layer = {"mediaType": "x/y", "digest": f"sha256:{'0' * 64}", "size": 1 << 60, "annotations": {TITLE: "a"}}
+    layer = {
+        "mediaType": "x/y",
+        "digest": f"sha256:{'0' * 64}",
+        "size": 1 << 60,
+        "annotations": {TITLE_ANNOTATION: "a"},
+    }
     config = {"mediaType": "x/y", "digest": f"sha256:{'0' * 64}", "size": 2}
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer]}
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": [layer]}
     with stranger(lambda ask: (200, {}, json.dumps(manifest).encode())) as host:
         assert "are free" in refusal(lambda: pulled(f"{host}/a/b", tmp_path)).message
 
@@ -509,13 +534,13 @@ def test_a_password_is_asked_for(
     ref = amal.catalog.publish("dataset:fraud/guarded", str(folder_of(tmp_path / "s", FILES)), label=LABEL).ref
     place = f"{guarded.host}/bank/tx"
     assert isinstance(refusal(lambda: amal.catalog.push(ref, place, country="AE")), Unauthenticated)
-    assert PASSWORD in refusal(lambda: amal.catalog.push(ref, place, user=USER, country="AE")).hint
-    monkeypatch.setenv(PASSWORD, "wrong")
+    assert PASSWORD_VARIABLE in refusal(lambda: amal.catalog.push(ref, place, user=USER, country="AE")).hint
+    monkeypatch.setenv(PASSWORD_VARIABLE, "wrong")
     assert isinstance(refusal(lambda: amal.catalog.push(ref, place, user=USER, country="AE")), Denied)
-    monkeypatch.setenv(PASSWORD, SECRET)
+    monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
     assert amal.catalog.push(ref, place, user=USER, country="AE").num_files == 4
     assert isinstance(refusal(lambda: amal.catalog.pull("dataset:fraud/g", f"{place}:v1")), Unauthenticated)
-    monkeypatch.delenv(PASSWORD)
+    monkeypatch.delenv(PASSWORD_VARIABLE)
     # As `docker login` leaves it.
     auth = base64.b64encode(f"{USER}:{SECRET}".encode()).decode()
     folder_of(tmp_path / "docker", {"config.json": json.dumps({"auths": {guarded.host: {"auth": auth}}}).encode()})
@@ -568,7 +593,7 @@ def test_a_token_is_fetched_where_the_registry_says(
         with RegistryServer({"token": token}) as server:
             place = f"{server.host}/bank/tx"
             assert isinstance(refusal(lambda: amal.catalog.push(ref, place, country="AE")), Unauthenticated)
-            monkeypatch.setenv(PASSWORD, SECRET)
+            monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
             assert amal.catalog.push(ref, place, user=USER, country="AE").num_files == 4
             assert asked[-1] == {"service": ["tests"], "scope": ["repository:bank/tx:pull,push"]}
             assert amal.catalog.pull("dataset:fraud/token2", f"{place}:v1", user=USER).num_files == 4
@@ -576,7 +601,7 @@ def test_a_token_is_fetched_where_the_registry_says(
 
 
 def test_credentials_do_not_follow_a_redirect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PASSWORD, SECRET)
+    monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
     data, seen = b"the bytes", []
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
 
@@ -591,7 +616,7 @@ def test_credentials_do_not_follow_a_redirect(tmp_path: Path, monkeypatch: pytes
                 return 401, {"WWW-Authenticate": 'Basic realm="x"'}, b""
             return 307, {"Location": f"http://{other}/blob?signature=abc"}, b""
 
-        with stranger(send_on) as host, Registry(Place.parse(f"{host}/a/b"), USER) as registry:
+        with stranger(send_on) as host, RegistryClient(RegistryLocation.parse(f"{host}/a/b"), USER) as registry:
             registry.download(digest, len(data), tmp_path / "out", lambda amount: None)
     assert (seen, (tmp_path / "out").read_bytes()) == ([None], data)
 
@@ -607,12 +632,12 @@ def test_credentials_do_not_follow_a_redirect(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_a_redirect_or_a_realm_off_tls_is_refused(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PASSWORD, SECRET)
+    monkeypatch.setenv(PASSWORD_VARIABLE, SECRET)
     for status, headers in ((302, {"Location": where}), (401, {"WWW-Authenticate": f'Bearer realm="{where}"'})):
         answer = (status, headers, b"")
         with (
             stranger(lambda ask, answer=answer: answer) as host,  # type: ignore[misc]
-            Registry(Place.parse(f"{host}/a/b"), USER) as registry,
+            RegistryClient(RegistryLocation.parse(f"{host}/a/b"), USER) as registry,
             pytest.raises(Denied, match="only TLS"),
         ):
             registry.manifest()
@@ -636,14 +661,14 @@ def test_tls_is_the_rule(tmp_path: Path) -> None:
     except Missing as missing:
         pytest.skip(str(missing))
     with server:
-        place = Place.parse(f"{server.host}/a/b")
-        with Registry(place, authority=str(files[0])) as registry:
+        place = RegistryLocation.parse(f"{server.host}/a/b")
+        with RegistryClient(place, authority=str(files[0])) as registry:
             assert not registry.has(f"sha256:{'0' * 64}")
-        with Registry(place, authority=str(other)) as registry, pytest.raises(Denied, match="vouches"):
+        with RegistryClient(place, authority=str(other)) as registry, pytest.raises(Denied, match="vouches"):
             registry.manifest()
     with pytest.raises(Invalid, match="no certificates"):
-        Registry(place, authority=str(tmp_path / "none.pem"))
-    with Registry(Place.parse("registry.example/a/b")) as registry:
+        RegistryClient(place, authority=str(tmp_path / "none.pem"))
+    with RegistryClient(RegistryLocation.parse("registry.example/a/b")) as registry:
         assert registry._base.scheme == "https"
 
 
@@ -701,10 +726,10 @@ class Breaking:
 
 
 @contextmanager
-def through(server: RegistryServer, after: int, times: int, repository: str) -> Iterator[Registry]:
+def through(server: RegistryServer, after: int, times: int, repository: str) -> Iterator[RegistryClient]:
     with (
         Breaking(server.host, after, times) as line,
-        Registry(Place.parse(f"{line.host}/{repository}"), write=True) as registry,
+        RegistryClient(RegistryLocation.parse(f"{line.host}/{repository}"), write=True) as registry,
     ):
         yield registry
 
@@ -712,7 +737,7 @@ def through(server: RegistryServer, after: int, times: int, repository: str) -> 
 def test_a_broken_line_is_taken_up_again(
     oci_registry: RegistryServer, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_module, "CHUNK", 256 << 10)
+    monkeypatch.setattr(registry_module, "UPLOAD_CHUNK_BYTES", 256 << 10)
     file = tmp_path / "file"
     file.write_bytes(os.urandom(1_000_000))
     digest = f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
@@ -739,7 +764,7 @@ def test_a_broken_line_is_taken_up_again(
     ],
 )
 def test_places(text: str, parsed: tuple[str, str, str]) -> None:
-    place = Place.parse(text)
+    place = RegistryLocation.parse(text)
     assert (place.host, place.repository, place.reference) == parsed
     assert place.loopback is (parsed[0] in ("localhost", "[::1]:5000"))
 
@@ -755,4 +780,4 @@ def test_places(text: str, parsed: tuple[str, str, str]) -> None:
 )  # fmt: skip
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(Invalid, match="no place in a registry"):
-        Place.parse(text)
+        RegistryLocation.parse(text)

@@ -4,8 +4,8 @@ import sys
 from typing import Any
 
 from falaj.core.ref import Ref
-from falaj.features.erasing import erase
-from falaj.platform import House, Platform, load_settings
+from falaj.features.person_erasure import erase
+from falaj.server import LocalClient, Server, load_settings
 
 ACTS = ("commit", "delete", "tag", "forget", "replace", "rekey")
 
@@ -42,6 +42,6 @@ class Aloud:
 
 if __name__ == "__main__":
     home, zone, token, project, who = sys.argv[1:]
-    house = House(load_settings(home, {"zone": zone}))
-    erase(Aloud(Platform(house, house.authenticate(token), "fraud")), Ref("entity", project, "customer"), who)
+    house = Server(load_settings(home, {"zone": zone}))
+    erase(Aloud(LocalClient(house, house.authenticate(token), "fraud")), Ref("entity", project, "customer"), who)
     print("done", flush=True)

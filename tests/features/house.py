@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from falaj.asof.reading import Answer, Reader
+from falaj.asof.service_reader import ServiceAnswer, ServiceReader
 from tests.town import Town
 
 
@@ -32,11 +32,11 @@ def town_on(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Mo
     made.close()
 
 
-def same_as_history(here: Any, online: Any, service: str, keys: Mapping[str, list[Any]]) -> Answer:
+def same_as_history(here: Any, online: Any, service: str, keys: Mapping[str, list[Any]]) -> ServiceAnswer:
     """Read online, then ask history for the very same moment: every value and every status must be the same."""
     at = round(time.time() * 1e6)
     plan = here.features.open(service).plan
-    answer = Reader(plan, online).read(dict(keys), now_us=at)
+    answer = ServiceReader(plan, online).read(dict(keys), now_us=at)
     moments = pa.array([at] * len(next(iter(keys.values()))), pa.int64())
     truth = here.features.table(pa.table({**keys, "moment": moments}), service, moment="moment")
     for name in [one.name for one in plan.outputs]:

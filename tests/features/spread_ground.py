@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from falaj.asof import rows
+from falaj.asof import row_files
 
 HOUR = 3_600_000_000
 START = 1_770_000_000_000_000
@@ -38,7 +38,7 @@ both = Service("fraud/both", [spend, sales, times])
 
 def lay_ground(here: Any, folder: Path, monkeypatch: Any, labels: int = 3000) -> None:
     """Two chapters of one view and two of another, in many partitions, and labels in several files."""
-    monkeypatch.setattr(rows, "_PARTITION_BYTES", 4096)
+    monkeypatch.setattr(row_files, "_PARTITION_BYTES", 4096)
     rng = random.Random(7)
     (folder / "features.py").write_text(DEFINITIONS)
     (folder / "spend").mkdir()

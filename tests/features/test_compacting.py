@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import falaj
-from falaj.asof.reading import Reader
-from falaj.core.errors import Stale
+from falaj.asof.service_reader import ServiceReader
+from falaj.core.errors import StaleRevision
 from falaj.core.ref import Ref
-from falaj.features.stream import Chapter, Stream, adjacent, merged
+from falaj.features.row_stream import RowSegment, RowStream, group_adjacent_segments, with_merged_segments
 from tests.town import refusal
 
 DEFINITIONS = """
@@ -30,7 +30,7 @@ IDS = list(range(6))
 def answers(here: Any) -> dict[str, list[Any]]:
     at = round(time.time() * 1e6)
     plan = here.features.open("service:f/both").plan
-    online = Reader(plan, here.online()).read({"id": IDS}, now_us=at).columns
+    online = ServiceReader(plan, here.online()).read({"id": IDS}, now_us=at).columns
     labels = pa.table({"id": IDS, "moment": pa.array([at] * len(IDS), pa.int64())})
     table = here.features.table(labels, "service:f/both", moment="moment")
     assert online == {name: table.column(name).to_pylist() for name in online}
@@ -74,13 +74,13 @@ def test_the_same_numbers(tmp_path: Path, lost: bool) -> None:
         answers(here)
         old = here.features.about("view:f/plain").stream.chapters[0]
         again = lambda: here.features.merge("view:f/plain", (1, 2), old, dict(old.faces))  # noqa: E731
-        assert isinstance(refusal(again), Stale)
+        assert isinstance(refusal(again), StaleRevision)
 
 
 def test_merged_while_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a chapter came says nothing of the one it becomes."""
-    monkeypatch.setattr("falaj.asof.rows._PARTITION_BYTES", 64)
-    monkeypatch.setattr("falaj.features.filling.BUDGET_S", -1.0)
+    monkeypatch.setattr("falaj.asof.row_files._PARTITION_BYTES", 64)
+    monkeypatch.setattr("falaj.features.online_fill.CALL_BUDGET_S", -1.0)
     rng = random.Random(5)
     with falaj.connect(str(tmp_path / "house")) as here:
         (tmp_path / "features.py").write_text(DEFINITIONS)
@@ -101,8 +101,8 @@ def test_merged_while_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_only_what_arrived_in_a_row_is_merged() -> None:
-    def chapter(generation: int, how: str) -> Chapter:
-        return Chapter(
+    def chapter(generation: int, how: str) -> RowSegment:
+        return RowSegment(
             generation,
             1,
             {"": Ref.parse(f"dataset:f/a@v{generation}")},
@@ -113,13 +113,13 @@ def test_only_what_arrived_in_a_row_is_merged() -> None:
             ((generation, generation << 36),),
         )
 
-    stream = Stream(
+    stream = RowStream(
         Ref.parse("view:f/a"), 1, chapters=tuple(chapter(at, "push" if at != 3 else "ingest") for at in range(1, 6))
     )
-    assert [[one.generation for one in group] for group in adjacent(stream)] == [[1, 2], [3], [4, 5]]
-    made = merged(stream, (4, 5), chapter(9, "push"))
+    assert [[one.generation for one in group] for group in group_adjacent_segments(stream)] == [[1, 2], [3], [4, 5]]
+    made = with_merged_segments(stream, (4, 5), chapter(9, "push"))
     assert made is not None
     assert [one.generation for one in made.chapters] == [1, 2, 3, 5]
     assert made.chapters[-1].spans == ((4, 4 << 36), (5, 5 << 36))
     for wrong in ((2, 4), (1, 2, 3), (7,), ()):
-        assert merged(stream, wrong, chapter(9, "push")) is None
+        assert with_merged_segments(stream, wrong, chapter(9, "push")) is None

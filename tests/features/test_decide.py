@@ -5,14 +5,23 @@ from typing import Any
 
 import pytest
 
-from falaj.asof.records import Computed, Field
+from falaj.asof.records import Computed, FeatureField
 from falaj.core.errors import Invalid
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.features.compiling import check_answer
-from falaj.features.decide import Standing, Stood, check, fingerprint, plan, rows_shared, service_plan, words_only
+from falaj.features.change_planning import (
+    DefinitionState,
+    StoredDefinition,
+    check_definition,
+    compile_service,
+    differs_in_words_only,
+    fingerprint_definition,
+    plan_changes,
+    shares_rows,
+)
 from falaj.features.define import Entity, Feature, Request, Rule, Service, Source, View, Window, col, on_demand, view
-from falaj.features.records import Change, Definitions, EntityDef, Pick, ServiceDef, ViewDef
+from falaj.features.records import ColumnPick, DefinitionSet, EntityDef, PlannedChange, ServiceDef, ViewDef
+from falaj.features.service_compilation import check_answer
 
 CUSTOMER = Entity("fraud/customer", keys={"customer_id": "string"}, subject="customer_id")
 FEATURES = [Feature("amount", "float64"), Feature("city", "string")]
@@ -28,25 +37,27 @@ TOTALS = _view("fraud/totals", windows=[Window("sum", "amount", "7d"), Window("c
 SCORER = Service("fraud/scorer", [SPEND["amount", "city"], TOTALS])
 
 
-def _standing(*things: Any, services: tuple[Stood, ...] = (), models: Any = None, **pins: tuple[str, ...]) -> Standing:
+def _standing(
+    *things: Any, services: tuple[StoredDefinition, ...] = (), models: Any = None, **pins: tuple[str, ...]
+) -> DefinitionState:
     newest = {}
     for one in things:
         kind = {EntityDef: "entity", ViewDef: "view", ServiceDef: "service"}[type(one.definition)]
         ref = Ref.parse(f"{kind}:{one.definition.name}@v3")
         made = {"view": ("entity:fraud/customer@v3",), "service": ("view:fraud/spend@v3", "view:fraud/totals@v3")}
-        newest[str(ref.bare)] = Stood(ref, one.definition, pins.get(kind, made.get(kind, ())))
-    return Standing(newest, services=services, models=models or {})
+        newest[str(ref.bare)] = StoredDefinition(ref, one.definition, pins.get(kind, made.get(kind, ())))
+    return DefinitionState(newest, services=services, models=models or {})
 
 
-def _given(*things: Any) -> Definitions:
+def _given(*things: Any) -> DefinitionSet:
     made = [one.definition for one in things]
-    return Definitions(
+    return DefinitionSet(
         *(tuple(one for one in made if isinstance(one, kind)) for kind in (EntityDef, ViewDef, ServiceDef))
     )
 
 
-def _changes(definitions: Definitions, standing: Standing) -> dict[str, Change]:
-    return {str(one.ref): one for one in plan(definitions, standing).changes}
+def _changes(definitions: DefinitionSet, standing: DefinitionState) -> dict[str, PlannedChange]:
+    return {str(one.ref): one for one in plan_changes(definitions, standing).changes}
 
 
 @pytest.mark.parametrize(
@@ -91,12 +102,12 @@ def _changes(definitions: Definitions, standing: Standing) -> dict[str, Change]:
 )
 def test_what_makes_a_version_and_what_shares_rows(more: Any, act: str, said: Any, shared: bool) -> None:
     new = _view(**more)
-    (change,) = plan(_given(new), _standing(CUSTOMER, SPEND)).changes[:1]
+    (change,) = plan_changes(_given(new), _standing(CUSTOMER, SPEND)).changes[:1]
     version = "v4" if act == "change" else "v3"
     assert (str(change.ref), change.act) == (f"view:fraud/spend@{version}", act)
     assert said is None or change.what == said
-    assert words_only(SPEND.definition, new.definition) == (act != "change")
-    assert rows_shared(SPEND.definition, new.definition) == shared
+    assert differs_in_words_only(SPEND.definition, new.definition) == (act != "change")
+    assert shares_rows(SPEND.definition, new.definition) == shared
 
 
 def test_a_function_makes_a_version_and_new_rows() -> None:
@@ -104,18 +115,18 @@ def test_a_function_makes_a_version_and_new_rows() -> None:
     def made(rows):  # type: ignore[no-untyped-def]
         return rows
 
-    assert not words_only(SPEND.definition, made.definition)
-    assert not rows_shared(SPEND.definition, made.definition)
+    assert not differs_in_words_only(SPEND.definition, made.definition)
+    assert not shares_rows(SPEND.definition, made.definition)
 
 
 def test_rows_under_other_keys_are_other_rows() -> None:
-    other = replace(CUSTOMER.definition, keys=(Field("customer_id", "int64"),))
-    assert rows_shared(SPEND.definition, SPEND.definition, CUSTOMER.definition, replace(CUSTOMER.definition, about="x"))
-    assert not rows_shared(SPEND.definition, SPEND.definition, CUSTOMER.definition, other)
+    other = replace(CUSTOMER.definition, keys=(FeatureField("customer_id", "int64"),))
+    assert shares_rows(SPEND.definition, SPEND.definition, CUSTOMER.definition, replace(CUSTOMER.definition, about="x"))
+    assert not shares_rows(SPEND.definition, SPEND.definition, CUSTOMER.definition, other)
 
 
 def test_all_is_new_where_nothing_stands() -> None:
-    found = plan(_given(CUSTOMER, SPEND, TOTALS, SCORER), Standing())
+    found = plan_changes(_given(CUSTOMER, SPEND, TOTALS, SCORER), DefinitionState())
     assert [(str(one.ref), one.act) for one in found.changes] == [
         ("entity:fraud/customer@v1", "new"),
         ("view:fraud/spend@v1", "new"),
@@ -123,13 +134,13 @@ def test_all_is_new_where_nothing_stands() -> None:
         ("service:fraud/scorer@v1", "new"),
     ]
     assert not found.applied
-    assert found.digest == plan(_given(CUSTOMER, SPEND, TOTALS, SCORER), Standing()).digest
-    assert found.digest != plan(_given(CUSTOMER, SPEND, TOTALS, SCORER), _standing(CUSTOMER)).digest
+    assert found.digest == plan_changes(_given(CUSTOMER, SPEND, TOTALS, SCORER), DefinitionState()).digest
+    assert found.digest != plan_changes(_given(CUSTOMER, SPEND, TOTALS, SCORER), _standing(CUSTOMER)).digest
 
 
-def _applied(definitions: Definitions, standing: Standing) -> Standing:
+def _applied(definitions: DefinitionSet, standing: DefinitionState) -> DefinitionState:
     """What stands after a plan was carried out."""
-    refs = {str(one.ref.bare): one.ref for one in plan(definitions, standing).changes}
+    refs = {str(one.ref.bare): one.ref for one in plan_changes(definitions, standing).changes}
     newest = dict(standing.newest)
     for kind, items in (
         ("entity", definitions.entities),
@@ -141,18 +152,18 @@ def _applied(definitions: Definitions, standing: Standing) -> Standing:
                 f"entity:{getattr(one, 'entity', '')}"
             ]
             made = tuple(str(newest[pin].ref) for pin in pins if pin in newest)
-            newest[f"{kind}:{one.name}"] = Stood(refs[f"{kind}:{one.name}"], one, made)
+            newest[f"{kind}:{one.name}"] = StoredDefinition(refs[f"{kind}:{one.name}"], one, made)
     return replace(standing, newest=newest)
 
 
 def test_applied_again_it_changes_nothing() -> None:
-    standing = Standing()
+    standing = DefinitionState()
     changed = Entity("fraud/customer", keys={"customer_id": "int64"}, subject="customer_id")
     for turn, things in enumerate(
         ([CUSTOMER, SPEND], [CUSTOMER, _view(ttl="1d"), TOTALS, SCORER], [changed, SPEND, TOTALS, SCORER])
     ):
         standing = _applied(_given(*things), standing)
-        again = plan(_given(*things), standing)
+        again = plan_changes(_given(*things), standing)
         assert {one.act for one in again.changes} == {"same"}
         assert standing.newest["view:fraud/spend"].ref.version == f"v{turn + 1}"
 
@@ -197,17 +208,21 @@ def _described() -> Entity:
 
 
 PINS = ("view:fraud/spend@v3", "view:fraud/totals@v3")
-NEWEST = Stood(Ref.parse("service:fraud/scorer@v3"), SCORER.definition, PINS)
-OLDER = Stood(Ref.parse("service:fraud/scorer@v1"), SCORER.definition, ("view:fraud/spend@v1",))
-ELSEWHERE = Stood(Ref.parse("service:cards/limit@v2"), Service("cards/limit", [SPEND["city"]]).definition, PINS[:1])
-PINNED = Stood(Ref.parse("service:cards/old@v1"), Service("cards/old", [SPEND.at("v2")["city"]]).definition, ())
+NEWEST = StoredDefinition(Ref.parse("service:fraud/scorer@v3"), SCORER.definition, PINS)
+OLDER = StoredDefinition(Ref.parse("service:fraud/scorer@v1"), SCORER.definition, ("view:fraud/spend@v1",))
+ELSEWHERE = StoredDefinition(
+    Ref.parse("service:cards/limit@v2"), Service("cards/limit", [SPEND["city"]]).definition, PINS[:1]
+)
+PINNED = StoredDefinition(
+    Ref.parse("service:cards/old@v1"), Service("cards/old", [SPEND.at("v2")["city"]]).definition, ()
+)
 MODELS = {"model:fraud/new@v7": ("service:fraud/scorer@v3",), "model:fraud/old@v2": ("service:fraud/scorer@v1",)}
 SERVICES = (NEWEST, OLDER, ELSEWHERE, PINNED)
 
 
 def _breaks(new: View, *also: Any) -> tuple[str, ...]:
     standing = _standing(CUSTOMER, SPEND, TOTALS, SCORER, services=SERVICES, models=MODELS)
-    changes = plan(_given(new, *also), standing).changes
+    changes = plan_changes(_given(new, *also), standing).changes
     return next(one.breaks for one in changes if one.ref.bare == Ref.parse("view:fraud/spend"))
 
 
@@ -257,7 +272,7 @@ def test_who_uses_the_version_before_is_told() -> None:
 )
 def test_what_is_not_there_is_told(things: list[Any], said: str) -> None:
     with pytest.raises(Invalid, match=said):
-        plan(_given(*things), Standing())
+        plan_changes(_given(*things), DefinitionState())
 
 
 HOSTILE = replace(SPEND.definition.features[0], express={"op": "eval", "of": [{"lit": "1"}]})
@@ -267,30 +282,30 @@ HOSTILE = replace(SPEND.definition.features[0], express={"op": "eval", "of": [{"
     "given",
     [
         replace(CUSTOMER.definition, name="../x"),
-        replace(CUSTOMER.definition, keys=(Field("a", "string"), Field("a", "string"))),
+        replace(CUSTOMER.definition, keys=(FeatureField("a", "string"), FeatureField("a", "string"))),
         replace(SPEND.definition, features=(HOSTILE,)),
         replace(SPEND.definition, function="import os\ndef f(a): return a"),
         replace(SPEND.definition, ttl_us=-1),
         replace(TOTALS.definition, windows=(replace(TOTALS.definition.windows[0], hop_us=0),)),
         replace(TOTALS.definition, windows=(replace(TOTALS.definition.windows[0], type="string"),)),
-        replace(SCORER.definition, picks=(Pick("fraud/spend@latest"),)),
-        replace(SCORER.definition, picks=(Pick("fraud/spend", names={"amount": "a__status"}),)),
+        replace(SCORER.definition, picks=(ColumnPick("fraud/spend@latest"),)),
+        replace(SCORER.definition, picks=(ColumnPick("fraud/spend", names={"amount": "a__status"}),)),
         replace(
             SCORER.definition,
-            computed=(Computed("x", ("a",), (Field("y", "int64"),), {}, "def f(a): return a", "sha256:0"),),
+            computed=(Computed("x", ("a",), (FeatureField("y", "int64"),), {}, "def f(a): return a", "sha256:0"),),
         ),
     ],
 )
 def test_plain_data_from_anybody_is_checked_again(given: Any) -> None:
     with pytest.raises(Invalid):
-        check(given, entities=(CUSTOMER.definition,))
+        check_definition(given, entities=(CUSTOMER.definition,))
 
 
 def test_fingerprints_do_not_depend_on_the_order_of_words() -> None:
     one = replace(SPEND.definition, label=Label.parse("AE-PDPL,EU-GDPR,sensitive"))
     two = replace(SPEND.definition, label=Label.parse("sensitive,EU-GDPR,AE-PDPL"))
-    assert fingerprint(one) == fingerprint(two)
-    assert len(fingerprint(one)) == 64
+    assert fingerprint_definition(one) == fingerprint_definition(two)
+    assert len(fingerprint_definition(one)) == 64
 
 
 class _Kept:
@@ -302,15 +317,15 @@ VIEWS = {"view:fraud/spend@v3": _Kept(SPEND), "view:fraud/totals@v2": _Kept(TOTA
 
 
 def test_a_service_is_compiled_to_what_readers_need() -> None:
-    made = service_plan(SCORER.definition, VIEWS, "service:fraud/scorer@v5", {"view:fraud/spend@v3": "abc"})
+    made = compile_service(SCORER.definition, VIEWS, "service:fraud/scorer@v5", {"view:fraud/spend@v3": "abc"})
     assert made.ref == "service:fraud/scorer@v5"
     spend, totals = made.views
     assert (spend.ref, spend.space, spend.wanted, spend.names) == (
         *("view:fraud/spend@v3", "abc", ("amount", "city")),
         ("amount", "city"),
     )
-    assert spend.keys == (Field("customer_id", "string"),)
-    assert spend.stored == (Field("amount", "float64"), Field("city", "string"))
+    assert spend.keys == (FeatureField("customer_id", "string"),)
+    assert spend.stored == (FeatureField("amount", "float64"), FeatureField("city", "string"))
     assert totals.wanted == ("sum_amount_7d", "count_1h")
     assert totals.windows == TOTALS.definition.windows
     assert [one.name for one in made.outputs] == ["amount", "city", "sum_amount_7d", "count_1h"]
@@ -319,9 +334,9 @@ def test_a_service_is_compiled_to_what_readers_need() -> None:
 def test_names_that_clash_become_view_and_column() -> None:
     cards = _view("fraud/cards")
     views = {**VIEWS, "view:fraud/cards@v1": _Kept(cards)}
-    made = service_plan(Service("fraud/s", [SPEND, cards["city"]]).definition, views, "service:fraud/s@v1")
+    made = compile_service(Service("fraud/s", [SPEND, cards["city"]]).definition, views, "service:fraud/s@v1")
     assert [one.name for one in made.outputs] == ["amount", "spend__city", "cards__city"]
-    made = service_plan(Service("fraud/s", [SPEND, cards["city"].renamed(city="town")]).definition, views, "x")
+    made = compile_service(Service("fraud/s", [SPEND, cards["city"].renamed(city="town")]).definition, views, "x")
     assert [one.name for one in made.outputs] == ["amount", "city", "town"]
 
 
@@ -329,7 +344,7 @@ def test_one_view_by_two_keys_is_two_plans() -> None:
     payer = SPEND["amount"].by(customer_id="payer").renamed(amount="payer_amount")
     payee = SPEND["amount"].by(customer_id="payee").renamed(amount="payee_amount")
     again = SPEND["city"].by(customer_id="payer")
-    made = service_plan(Service("fraud/s", [payer, payee, again]).definition, VIEWS, "x")
+    made = compile_service(Service("fraud/s", [payer, payee, again]).definition, VIEWS, "x")
     assert [(one.keys[0].name, one.names) for one in made.views] == [
         ("payer", ("payer_amount", "city")),
         ("payee", ("payee_amount",)),
@@ -343,19 +358,19 @@ def test_what_is_only_computed_from_is_read_and_not_shown() -> None:
         inputs=[SPEND["amount"], TOTALS["sum_amount_7d"], Request("price", "float64")],
         features=[Feature("share", "float64", col("price") / col("sum_amount_7d") * col("amount"))],
     )
-    made = service_plan(Service("fraud/s", [TOTALS, SPEND["city"], ratio]).definition, VIEWS, "x")
+    made = compile_service(Service("fraud/s", [TOTALS, SPEND["city"], ratio]).definition, VIEWS, "x")
     assert [one.name for one in made.outputs] == ["sum_amount_7d", "count_1h", "city", "share"]
     names = {one.ref: one.names for one in made.views}
     assert names["view:fraud/totals@v2"] == ("sum_amount_7d", "count_1h")
     assert names["view:fraud/spend@v3"] == ("city", "amount")
-    assert made.request == (Field("price", "float64"),)
+    assert made.request == (FeatureField("price", "float64"),)
 
 
 def test_a_pick_that_floats_means_the_newest_and_one_that_stays_its_own() -> None:
     old = _view(features=[Feature("old", "int64")])
     views = {"view:fraud/spend@v2": _Kept(old), "view:fraud/spend@v10": _Kept(SPEND)}
-    picks = (Pick("fraud/spend", ("amount",)), Pick("fraud/spend@v2"))
-    made = service_plan(ServiceDef("fraud/s", picks), views, "x")
+    picks = (ColumnPick("fraud/spend", ("amount",)), ColumnPick("fraud/spend@v2"))
+    made = compile_service(ServiceDef("fraud/s", picks), views, "x")
     assert [(one.ref, one.names) for one in made.views] == [
         ("view:fraud/spend@v10", ("amount",)),
         ("view:fraud/spend@v2", ("old",)),
@@ -391,4 +406,4 @@ def test_answers_that_cannot_be_are_told(picks: list[Any], said: str) -> None:
 
 def test_a_service_whose_view_lost_a_column_cannot_be_applied() -> None:
     with pytest.raises(Invalid, match="service fraud/scorer: view fraud/spend has no 'city'"):
-        plan(_given(_view(features=FEATURES[:1]), SCORER), _standing(CUSTOMER, SPEND, TOTALS, SCORER))
+        plan_changes(_given(_view(features=FEATURES[:1]), SCORER), _standing(CUSTOMER, SPEND, TOTALS, SCORER))

@@ -24,7 +24,7 @@ from falaj.features.define import (
     view,
     when,
 )
-from falaj.features.records import Definitions, Pick
+from falaj.features.records import ColumnPick, DefinitionSet
 from falaj.store.codec import from_plain, to_plain
 
 DAY = 86_400_000_000
@@ -77,11 +77,11 @@ def test_windows_have_names_types_and_hops() -> None:
 
 def test_columns_are_picked_renamed_pinned_and_keyed() -> None:
     spend = _spend()
-    assert spend["amount"].pick == Pick("fraud/spend", ("amount",))
+    assert spend["amount"].pick == ColumnPick("fraud/spend", ("amount",))
     assert spend["amount", "city"].renamed(amount="spent").pick.names == {"amount": "spent"}
-    assert spend.at("v3")["gone_since"].pick == Pick("fraud/spend@v3", ("gone_since",))
+    assert spend.at("v3")["gone_since"].pick == ColumnPick("fraud/spend@v3", ("gone_since",))
     assert spend.by(customer_id="payer_id")["city"].pick.keys == {"customer_id": "payer_id"}
-    assert shared("cards/limits@v2")["limit"].pick == Pick("cards/limits@v2", ("limit",))
+    assert shared("cards/limits@v2")["limit"].pick == ColumnPick("cards/limits@v2", ("limit",))
 
 
 def test_sources_of_every_kind() -> None:
@@ -103,7 +103,7 @@ def test_a_service_carries_what_is_computed_and_what_for() -> None:
     ratio = on_demand("ratio", inputs=[spend["amount"]], features=[Feature("half", "float64", col("amount") / 2)])
     made = Service("fraud/scorer", [spend["city"], totals, risk, ratio], owner="amal").definition
     shown = [pick for pick in made.picks if not pick.hidden]
-    assert shown == [Pick("fraud/spend", ("city",)), Pick("fraud/totals")]
+    assert shown == [ColumnPick("fraud/spend", ("city",)), ColumnPick("fraud/totals")]
     assert [pick.view for pick in made.picks if pick.hidden] == ["fraud/spend", "fraud/totals"]
     assert [one.name for one in made.request] == ["price"]
     assert made.computed[0].inputs == ("price", "amount", "sum_amount_7d")
@@ -113,8 +113,8 @@ def test_a_service_carries_what_is_computed_and_what_for() -> None:
 
 def test_it_is_plain_data_and_comes_back_the_same() -> None:
     service = Service("fraud/scorer", [_spend(), _totals()])
-    made = Definitions((_customer().definition,), (_spend().definition, _totals().definition), (service.definition,))
-    assert from_plain(Definitions, to_plain(made)) == made
+    made = DefinitionSet((_customer().definition,), (_spend().definition, _totals().definition), (service.definition,))
+    assert from_plain(DefinitionSet, to_plain(made)) == made
 
 
 def _function(made: Callable[..., object]) -> object:

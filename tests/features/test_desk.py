@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.asof.layout import Layout
+from falaj.asof.row_layout import RowLayout
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from tests.town import LABEL, Town, refusal
 
@@ -204,7 +204,7 @@ def test_skew_finds_what_was_served_wrong(town: Town) -> None:
     # Somebody meddles with the store: the next check says so.
     view = next(one for one in reader.plan.views if one.ref.startswith("view:fraud/live"))
     key = (6).to_bytes(8, "little")
-    row = Layout(view.stored).encode({"amount": [666.0]}, [ago(1)], [ago(1)], [1 << 60])[0]
+    row = RowLayout(view.stored).encode({"amount": [666.0]}, [ago(1)], [ago(1)], [1 << 60])[0]
     town.house.online("bank").put(view.space, [(key, row)], ago(0))
     with amal.features.reader("service:fraud/both") as reader:
         reader.read({"shop_id": [6]})

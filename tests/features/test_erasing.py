@@ -21,25 +21,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.records import Field
-from falaj.asof.rows import open_part, rows_of
-from falaj.catalog.publishing import Order, carry_out
-from falaj.catalog.reading import open_version
-from falaj.catalog.records import Facts
-from falaj.catalog.sources import Source
-from falaj.content.records import Column, Table
-from falaj.core.errors import Denied, Invalid, NotFound, Stale
+from falaj.asof.records import FeatureField
+from falaj.asof.row_files import open_partition_segment, to_row_table
+from falaj.catalog.publish_sources import PublishSource
+from falaj.catalog.publishing import PublishOrder, run_publish
+from falaj.catalog.records import PublishFacts
+from falaj.catalog.version_reader import open_version
+from falaj.content.records import TableColumn, TableDescription
+from falaj.core.errors import Denied, Invalid, NotFound, StaleRevision
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.features.chapters import open_chapter
-from falaj.features.erasing import erase
-from falaj.features.erasure import Erasure, Seen, spread, spread_rows
-from falaj.features.errands import define_one
-from falaj.features.persons import keys_ref, versions_of
-from falaj.features.records import EntityDef, FeatureDef, Pick, ServiceDef, SourceDef, ViewDef
-from falaj.features.rewriting import person_of, rows_hold
-from falaj.features.settling import batch_of, publish_rows
-from falaj.features.stream import Arrival, Chapter, dataset_of, quarantine_of, schema_of
+from falaj.features.client_commands import define_object
+from falaj.features.erasure_report import (
+    ErasureReport,
+    VersionState,
+    find_row_versions_to_remove,
+    find_versions_to_remove,
+)
+from falaj.features.person_erasure import erase
+from falaj.features.person_keys import list_live_versions, make_keys_ref
+from falaj.features.records import ColumnPick, EntityDef, FeatureDef, ServiceDef, SourceDef, ViewDef
+from falaj.features.row_publishing import make_batch, publish_rows
+from falaj.features.row_removal import holds_person, parse_person
+from falaj.features.row_stream import RowSegment, ViewDetails, make_dataset_ref, make_quarantine_ref, make_row_schema
+from falaj.features.segment_access import open_segment
 from tests.catalog.shelfhouse import model
 from tests.people import approve_refused, with_approval
 from tests.town import LABEL, Town, refusal
@@ -101,7 +106,7 @@ class Shop:
     project: str
     badr: Any
     """Who approves erasures."""
-    keys: tuple[Field, ...] = (Field("customer", "string"),)
+    keys: tuple[FeatureField, ...] = (FeatureField("customer", "string"),)
     sealed: bool = False
     view: Ref = field(init=False)
 
@@ -116,17 +121,17 @@ class Shop:
         view = ViewDef(
             f"{self.project}/spend", entity.name, source, features, label=Label.parse(LABEL), sealed=self.sealed
         )
-        define_one(self.here, Ref("entity", self.project, "customer"), entity)
-        self.view = define_one(self.here, Ref("view", self.project, "spend"), view)
+        define_object(self.here, Ref("entity", self.project, "customer"), entity)
+        self.view = define_object(self.here, Ref("view", self.project, "spend"), view)
 
     @property
-    def arrival(self) -> Arrival:
-        found: Arrival = self.here.features.about(self.view)
+    def arrival(self) -> ViewDetails:
+        found: ViewDetails = self.here.features.about(self.view)
         return found
 
-    def bring(self, rows: Sequence[tuple[str, int, float]], record: bool = True, **more: Sequence[Any]) -> Chapter:
+    def bring(self, rows: Sequence[tuple[str, int, float]], record: bool = True, **more: Sequence[Any]) -> RowSegment:
         """A chapter of (customer, event, amount)."""
-        arrival: Arrival = self.here.features.begin(self.view)
+        arrival: ViewDetails = self.here.features.begin(self.view)
         table = pa.table(
             {
                 "customer": [one[0] for one in rows], "event": [one[1] for one in rows],
@@ -134,7 +139,7 @@ class Shop:
                 "city": [f"city of {one[0]}" for one in rows], "salary": [one[2] * 10 for one in rows], **more,
             }
         )  # fmt: skip
-        chapter = publish_rows(self.here, batch_of(self.here, arrival, "ingest"), [table], arrival.seq)
+        chapter = publish_rows(self.here, make_batch(self.here, arrival, "ingest"), [table], arrival.seq)
         if record:
             self.here.features.record(self.view, chapter, dict(chapter.faces), arrival.seq)
         return chapter
@@ -142,12 +147,12 @@ class Shop:
     def read(self) -> list[tuple[str, int, float, str, float]]:
         """All rows that the stream names, as whoever builds a training set reads them."""
         arrival, found = self.arrival, []
-        schema = schema_of(arrival.definition, arrival.entity)
+        schema = make_row_schema(arrival.definition, arrival.entity)
         for chapter in arrival.stream.chapters:
-            with open_chapter(self.here, chapter, tuple(schema.faces), arrival) as parts:
+            with open_segment(self.here, chapter, tuple(schema.faces), arrival) as parts:
                 for part in parts:
-                    rows = open_part(part, [one.type for one in schema.keys])
-                    table = rows_of(rows, schema.keys, ["amount", "city", "salary"])
+                    rows = open_partition_segment(part, [one.type for one in schema.keys])
+                    table = to_row_table(rows, schema.keys, ["amount", "city", "salary"])
                     found += [
                         (one["customer"], one["event"], one["amount"], one["city"], one["salary"])
                         for one in table.to_pylist()
@@ -159,16 +164,18 @@ class Shop:
         table = pa.table({more.pop("column", "customer"): people, "y": list(range(len(people)))})
         with tempfile.TemporaryDirectory() as folder:
             pq.write_table(table, Path(folder) / "set.parquet")
-            facts = Facts("a set", tags=more.pop("tags", {}))
-            source = Source(Path(folder), table=described(table), passing=True)
-            return carry_out(self.here, Order(Ref("dataset", self.project, name), source, facts, inputs=inputs)).ref
+            facts = PublishFacts("a set", tags=more.pop("tags", {}))
+            source = PublishSource(Path(folder), table=described(table), passing=True)
+            return run_publish(
+                self.here, PublishOrder(Ref("dataset", self.project, name), source, facts, inputs=inputs)
+            ).ref
 
     def rows_of_set(self, ref: Ref) -> list[dict[str, Any]]:
         _, snapshot = open_version(self.here, ref)
         data = b"".join(snapshot.read(snapshot.entry(b"set.parquet")))
         return pq.read_table(pa.BufferReader(data)).to_pylist()  # type: ignore[no-any-return]
 
-    def erase(self, key: str, **more: Any) -> Erasure:
+    def erase(self, key: str, **more: Any) -> ErasureReport:
         reach, entity = Reach(self.here, more.pop("fuse", -1)), Ref("entity", self.project, "customer")
         return with_approval(lambda: erase(reach, entity, key, **more), self.here, self.badr)  # type: ignore[no-any-return]
 
@@ -178,9 +185,9 @@ class Shop:
         approve_refused(refusal(lambda: erase(self.here, entity, key)), self.here, self.badr)
 
 
-def described(table: pa.Table) -> Table:
+def described(table: pa.Table) -> TableDescription:
     """As a tool that knows its table says it, so that nobody has to read it."""
-    return Table(table.num_rows, tuple(Column(name, "varchar") for name in table.column_names))
+    return TableDescription(table.num_rows, tuple(TableColumn(name, "varchar") for name in table.column_names))
 
 
 @pytest.fixture
@@ -202,7 +209,7 @@ def story(shop: Shop) -> dict[str, Ref]:
     new = shop.publish_set("train", ["ana", "cy", None, "ana", "bo"], {**rows, "more": two.faces[""]})
     shop.here.catalog.tag(new, "good")
     other = shop.publish_set("others", ["cy", "cy"], {"rows": three.faces[""]})
-    aside = quarantine_of(shop.arrival.stream).name
+    aside = make_quarantine_ref(shop.arrival.stream).name
     shop.publish_set(aside, ["ana", "zed"], {})
     shop.publish_set(aside, [7, 8], {})
     names = {name: f"model:{shop.project}/{name}" for name in ("old", "new", "other")}
@@ -217,15 +224,15 @@ def story(shop: Shop) -> dict[str, Ref]:
 def live(shop: Shop) -> list[str]:
     """Every version of a dataset that can be read."""
     page = shop.here.catalog.names(kind="dataset", project=shop.project)
-    return sorted(str(version.ref) for named in page.names for version in versions_of(shop.here, named.ref))
+    return sorted(str(version.ref) for named in page.names for version in list_live_versions(shop.here, named.ref))
 
 
 def check_gone(shop: Shop, who: str) -> None:
-    person = person_of(shop.arrival.entity, who)
-    for version in versions_of(shop.here, dataset_of(shop.arrival.stream)):
-        assert not rows_hold(shop.here, version.ref, person), version.ref
+    person = parse_person(shop.arrival.entity, who)
+    for version in list_live_versions(shop.here, make_dataset_ref(shop.arrival.stream)):
+        assert not holds_person(shop.here, version.ref, person), version.ref
     for name in ("train", "others", "spend.quarantine"):
-        for version in versions_of(shop.here, Ref("dataset", shop.project, name)):
+        for version in list_live_versions(shop.here, Ref("dataset", shop.project, name)):
             assert who not in [row["customer"] for row in shop.rows_of_set(version.ref)], version.ref
 
 
@@ -281,13 +288,13 @@ def test_no_stored_byte_of_what_is_left_was_the_persons(shop: Shop) -> None:
 
 
 def _pieces(shop: Shop, bundle: str) -> list[str]:
-    from falaj.store.blobs import hex_of
-    from falaj.store.objects import find_object
+    from falaj.store.blob_store import parse_digest
+    from falaj.store.stored_objects import find_stored_object
 
     house = shop.here.house
     ctx = replace(house.system(), tenant="bank")
     with house.ledger.read(ctx) as tx:
-        found = find_object(tx, "bank", "ae-dubai", hex_of(bundle))
+        found = find_stored_object(tx, "bank", "ae-dubai", parse_digest(bundle))
     assert found is not None
     return [f"b3:{part}" for part in found.parts]
 
@@ -402,8 +409,8 @@ def test_retention_and_stages_keep_too(shop: Shop) -> None:
 def test_tables_that_cannot_be_searched_are_named(shop: Shop) -> None:
     one = shop.bring(ROWS)
     plain = shop.publish_set("totals", [1, 2], {"rows": one.faces[""]}, column="n")
-    spend = Pick(f"{shop.project}/spend", ("amount",), keys={"customer": "payer"})
-    service = define_one(
+    spend = ColumnPick(f"{shop.project}/spend", ("amount",), keys={"customer": "payer"})
+    service = define_object(
         shop.here, Ref("service", shop.project, "payers"), ServiceDef(f"{shop.project}/payers", (spend,))
     )
     mapped = shop.publish_set("payers", ["ana", "bo"], {"rows": one.faces[""], "service": service}, column="payer")
@@ -436,7 +443,7 @@ def test_one_part_of_a_key_can_name_the_person(town: Town) -> None:
         town.as_("salem"),
         f"p{next(_NUMBERS)}",
         town.as_("badr"),
-        keys=(Field("shop", "int64"), Field("customer", "string")),
+        keys=(FeatureField("shop", "int64"), FeatureField("customer", "string")),
     )
     shop.bring(ROWS, shop=[1, 2, 1, 2])
     done = shop.erase("ana")
@@ -484,10 +491,10 @@ def test_a_sealed_view_loses_the_key_and_keeps_its_bytes(town: Town) -> None:
     assert len(before) == 6
     shop.here.catalog.hold(one.faces[""], "case 3")
     held = shop.erase("ana")
-    keys = keys_ref(dataset_of(shop.arrival.stream))
+    keys = make_keys_ref(make_dataset_ref(shop.arrival.stream))
     assert {each.ref.bare for each in held.kept} == {one.faces[""].bare, keys}
     assert shop.read() == [row for row in before if row[0] != "ana"], "only a restricted table has the key"
-    tables = {version.ref: version.restricted for version in versions_of(shop.here, keys)}
+    tables = {version.ref: version.restricted for version in list_live_versions(shop.here, keys)}
     assert tables.pop(shop.arrival.stream.keys) is False
     assert tables
     assert all(tables.values()), "the key is there for as long as the hold lasts, and nobody may open it"
@@ -495,14 +502,16 @@ def test_a_sealed_view_loses_the_key_and_keeps_its_bytes(town: Town) -> None:
     done = shop.erase("ana")
     assert done.ok
     assert shop.read() == [row for row in before if row[0] != "ana"]
-    assert {ref.bare for ref in done.removed} == {keys_ref(dataset_of(shop.arrival.stream))}
-    assert [version.ref for version in versions_of(shop.here, done.removed[0].bare)] == [shop.arrival.stream.keys]
+    assert {ref.bare for ref in done.removed} == {make_keys_ref(make_dataset_ref(shop.arrival.stream))}
+    assert [version.ref for version in list_live_versions(shop.here, done.removed[0].bare)] == [
+        shop.arrival.stream.keys
+    ]
     for ref in (*one.faces.values(), *two.faces.values()):
         assert shop.here.catalog.verify(ref).ok, "the digests of what is left"
     assert shop.erase("ana") == done
     view, now = shop.arrival.view, shop.arrival.stream.keys
     back = refusal(lambda: shop.here.features.rekey(view, done.removed[0], now))
-    assert isinstance(back, Stale), "a table that is deleted came to count"
+    assert isinstance(back, StaleRevision), "a table that is deleted came to count"
     shop.bring([("eve", 9, 9.0)])
     assert len(shop.read()) == 4
 
@@ -526,7 +535,7 @@ def test_what_whoever_erases_may_not_see_is_counted(town: Town) -> None:
     other = f"{shop.project}hidden/loans"
     push = SourceDef("push", event="event")
     view = ViewDef(other, f"{shop.project}/customer", push, (FeatureDef("x", "float64"),), label=Label.parse(LABEL))
-    define_one(town.as_("mona"), Ref.parse(f"view:{other}"), view)
+    define_object(town.as_("mona"), Ref.parse(f"view:{other}"), view)
     rule = f'principal.roles.contains("data-steward") && resource.project == "{shop.project}hidden"'
     town.as_("fatima").policy.add("hidden", f"forbid (principal, action, resource) when {{ {rule} }};")
     done = shop.erase("ana")
@@ -539,12 +548,12 @@ def test_bad_requests(shop: Shop) -> None:
     assert isinstance(refusal(lambda: shop.erase("")), Invalid)
     reach = Reach(shop.here)
     assert isinstance(refusal(lambda: erase(reach, Ref("entity", shop.project, "card"), "1")), NotFound)
-    entity = EntityDef("p/card", (Field("a", "int64"), Field("b", "string")))
-    assert isinstance(refusal(lambda: person_of(entity, "1")), Invalid)
-    numbered = EntityDef("p/card", (Field("a", "int64"),))
-    assert isinstance(refusal(lambda: person_of(numbered, "x")), Invalid)
-    assert person_of(numbered, "7").value == 7
-    assert isinstance(refusal(lambda: person_of(EntityDef("p/c", (Field("a", "bool"),)), "1")), Invalid)
+    entity = EntityDef("p/card", (FeatureField("a", "int64"), FeatureField("b", "string")))
+    assert isinstance(refusal(lambda: parse_person(entity, "1")), Invalid)
+    numbered = EntityDef("p/card", (FeatureField("a", "int64"),))
+    assert isinstance(refusal(lambda: parse_person(numbered, "x")), Invalid)
+    assert parse_person(numbered, "7").value == 7
+    assert isinstance(refusal(lambda: parse_person(EntityDef("p/c", (FeatureField("a", "bool"),)), "1")), Invalid)
 
 
 def test_who_may_not_erase_is_refused(town: Town) -> None:
@@ -559,13 +568,13 @@ REFS = [Ref("dataset", "p", "rows", f"v{i}") for i in range(1, 9)]
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.frozensets(st.sampled_from("abcdef"), max_size=3), st.booleans()), max_size=8))
 def test_what_shares_bytes_goes_too_and_nothing_else(found: list[tuple[frozenset[str], bool]]) -> None:
-    seen = [Seen(ref, batches, holds) for ref, (batches, holds) in zip(REFS, found, strict=False)]
-    gone = spread(seen)
+    seen = [VersionState(ref, batches, holds) for ref, (batches, holds) in zip(REFS, found, strict=False)]
+    gone = find_versions_to_remove(seen)
     assert {one.ref for one in seen if one.holds} <= gone
     left = [one for one in seen if one.ref not in gone]
     assert not any(a.batches & b.batches for a in left for b in seen if b.ref in gone)
     # Each that goes is tied to one that holds: taking away what holds leaves nothing to go.
-    assert spread([replace(one, holds=False) for one in seen]) == set()
+    assert find_versions_to_remove([replace(one, holds=False) for one in seen]) == set()
 
 
 @settings(max_examples=200, deadline=None)
@@ -577,13 +586,13 @@ def test_chapters_go_whole(data: st.DataObject) -> None:
     chapters = [{face: refs[i] for face, refs in faces.items()} for i in range(count) if used[i]]
     seen = {
         face: [
-            Seen(ref, data.draw(st.frozensets(st.sampled_from("abcde"), min_size=1, max_size=2)),
+            VersionState(ref, data.draw(st.frozensets(st.sampled_from("abcde"), min_size=1, max_size=2)),
                  face == "" and data.draw(st.booleans()), frozenset({f"p{i}"}))
             for i, ref in enumerate(refs)
         ]
         for face, refs in faces.items()
     }  # fmt: skip
-    gone = spread_rows(seen, chapters)
+    gone = find_row_versions_to_remove(seen, chapters)
     assert all(set(chapter.values()) <= gone or gone.isdisjoint(chapter.values()) for chapter in chapters)
     for i, one in enumerate(seen[""]):
         assert not one.holds or {one.ref, seen["f"][i].ref} <= gone

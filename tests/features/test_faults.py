@@ -136,7 +136,7 @@ def test_a_named_push_counts_once(tmp_path: Path, again: int) -> None:
     columns = {"id": [3], "at": [round(time.time() * 1e6)], "x": [2.0]}
     house_, actor = here.house, here.actor
     for _ in range(again):
-        ctx = house_.context(actor, request="push-7")
+        ctx = house_.context(actor, request_id="push-7")
         done = house_.call("features", "append", ctx, {"view": falaj.Ref.parse("view:f/pushed"), "columns": columns})
         assert done.taken == 1
     assert here.features.read("service:f/all", {"id": [3]}).columns["count_30d"] == [1]

@@ -18,13 +18,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from falaj.asof.engine import Joined, training_set
-from falaj.asof.foreign import ForeignRows
-from falaj.asof.records import STATUSES, Field
+from falaj.asof.external_rows import ExternalRows
+from falaj.asof.records import STATUS_NAMES, FeatureField
+from falaj.asof.training_sets import JoinedView, build_training_set
 from falaj.core.errors import FalajError, Invalid, NotFound, UserCodeFailed
-from falaj.features.decide import Standing, plan, service_plan
-from falaj.features.feast import PYTHON, describe, import_feast, translate
-from falaj.features.records import Definitions, Pick, ServiceDef, ViewDef
+from falaj.features.change_planning import DefinitionState, compile_service, plan_changes
+from falaj.features.feast_import import (
+    PYTHON_VARIABLE,
+    describe_repository,
+    import_feast_repository,
+    translate_repository,
+)
+from falaj.features.records import ColumnPick, DefinitionSet, ServiceDef, ViewDef
 from falaj.store.codec import from_plain, to_plain
 from falaj.worker.function_sandbox import FunctionSandbox
 from tests.features.feast_rides import values
@@ -35,10 +40,10 @@ RECORDED = RIDES / "recorded.json"
 
 
 def test_entities_views_and_services_come_over() -> None:
-    made, notes = import_feast(RECORDED)
+    made, notes = import_feast_repository(RECORDED)
     assert {one.name: one.keys for one in made.entities} == {
-        "rides/driver": (Field("driver_id", "int64"),),
-        "rides/driver_customer": (Field("driver_id", "int64"), Field("customer_id", "string")),
+        "rides/driver": (FeatureField("driver_id", "int64"),),
+        "rides/driver_customer": (FeatureField("driver_id", "int64"), FeatureField("customer_id", "string")),
     }
     views = {one.name: one for one in made.views}
     hourly = views["rides/driver_hourly"]
@@ -53,8 +58,8 @@ def test_entities_views_and_services_come_over() -> None:
     assert not views["rides/pairs"].online
     assert views["rides/driver_fresh"].source.kind == "push"
     (scorer,) = made.services
-    assert Pick("rides/driver_fresh", ("speed",), {}, {"driver_id": "other_driver_id"}) in scorer.picks
-    assert scorer.request == (Field("price", "float64"),)
+    assert ColumnPick("rides/driver_fresh", ("speed",), {}, {"driver_id": "other_driver_id"}) in scorer.picks
+    assert scorer.request == (FeatureField("price", "float64"),)
     with closing(FunctionSandbox("price_rate", scorer.computed[0].source)) as function:
         assert function({"price": [2.0], "acc_rate": [3.0]}) == {"price_rate": [6.0]}
     left = [note for note in notes if "is left out" in note]
@@ -63,10 +68,10 @@ def test_entities_views_and_services_come_over() -> None:
 
 
 def test_what_comes_over_can_be_applied_and_kept() -> None:
-    made, _ = import_feast(RECORDED, project="taxi")
-    assert {one.act for one in plan(made, Standing()).changes} == {"new"}
+    made, _ = import_feast_repository(RECORDED, project="taxi")
+    assert {one.act for one in plan_changes(made, DefinitionState()).changes} == {"new"}
     assert all(one.name.startswith("taxi/") for one in (*made.entities, *made.views, *made.services))
-    assert from_plain(Definitions, to_plain(made)) == made
+    assert from_plain(DefinitionSet, to_plain(made)) == made
 
 
 def test_the_same_files_give_the_values_feast_gives(tmp_path: Path) -> None:
@@ -80,20 +85,20 @@ def _name(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _history(folder: Path) -> dict[tuple[Any, ...], list[Any]]:
-    made, _ = import_feast(RECORDED)
+    made, _ = import_feast_repository(RECORDED)
     entities = {one.name: one for one in made.entities}
     views = {f"view:{one.name}@v1": _Kept(one, entities[one.entity]) for one in made.views}
     columns = {"rides/driver_hourly": values.WANTED[:-1], "rides/pairs": values.WANTED[-1:]}
-    service = ServiceDef("rides/all", tuple(Pick(*one) for one in columns.items()))
+    service = ServiceDef("rides/all", tuple(ColumnPick(*one) for one in columns.items()))
     joined = []
-    for one in service_plan(service, views, "service:rides/all@v1").views:
+    for one in compile_service(service, views, "service:rides/all@v1").views:
         view: ViewDef = views[one.ref].definition
         theirs = {feature.name: feature.express["col"] for feature in view.features if feature.express}
         file, source = folder / view.source.more["path"], view.source
-        rows = ForeignRows([file], source.event, source.created, columns=theirs, zone=source.zone)
-        joined.append(Joined(one, rows))
-    found = training_set(pa.table(values.LABELS), "event_timestamp", joined, status=True).to_pylist()
-    statuses = {STATUSES[row["trips__status"]] for row in found}
+        rows = ExternalRows([file], source.event, source.created, columns=theirs, zone=source.zone)
+        joined.append(JoinedView(one, rows))
+    found = build_training_set(pa.table(values.LABELS), "event_timestamp", joined, status=True).to_pylist()
+    statuses = {STATUS_NAMES[row["trips__status"]] for row in found}
     assert statuses == {"PRESENT", "NOT_FOUND", "EXPIRED", "FUTURE"}  # Feast has one null for the three of them
     key = ("driver_id", "customer_id", "event_timestamp")
     return {tuple(row[name] for name in key): [row[name] for name in values.WANTED] for row in found}
@@ -104,15 +109,15 @@ class _Kept:
         self.definition, self.entity = definition, entity
 
 
-def _with(**changes: Any) -> tuple[Definitions, tuple[str, ...]]:
-    from falaj.features.feast import FeastRepository
+def _with(**changes: Any) -> tuple[DefinitionSet, tuple[str, ...]]:
+    from falaj.features.feast_import import FeastRepository
 
     body = json.loads(RECORDED.read_text())
     view = next(one for one in body["views"] if one["name"] == "driver_hourly")
     source = changes.pop("source", {})
     view |= changes
     view["source"] |= source
-    return translate(from_plain(FeastRepository, {**body, "views": [view], "services": [], "demands": []}))
+    return translate_repository(from_plain(FeastRepository, {**body, "views": [view], "services": [], "demands": []}))
 
 
 def test_types_that_feast_does_not_say_are_seen_in_the_file() -> None:
@@ -120,18 +125,18 @@ def test_types_that_feast_does_not_say_are_seen_in_the_file() -> None:
     for one in body["entities"]:
         one["type"] = "UNKNOWN"
     made, notes = _translated(body)
-    assert made.entities[0].keys == (Field("driver_id", "int64"),)
+    assert made.entities[0].keys == (FeatureField("driver_id", "int64"),)
     for one in body["views"]:
         one["source"]["columns"] = {}
     made, notes = _translated(body)
-    assert made.entities[0].keys == (Field("driver_id", "string"),)
+    assert made.entities[0].keys == (FeatureField("driver_id", "string"),)
     assert any("taken as string" in note for note in notes)
 
 
-def _translated(body: Any) -> tuple[Definitions, tuple[str, ...]]:
-    from falaj.features.feast import FeastRepository
+def _translated(body: Any) -> tuple[DefinitionSet, tuple[str, ...]]:
+    from falaj.features.feast_import import FeastRepository
 
-    return translate(from_plain(FeastRepository, body))
+    return translate_repository(from_plain(FeastRepository, body))
 
 
 def test_a_view_without_a_schema_has_the_columns_of_its_file() -> None:
@@ -157,7 +162,7 @@ def test_services_take_what_was_taken_over() -> None:
     assert made.services[0].picks[0].columns == ("acc_rate",)
     assert "conv_rate" not in made.services[0].computed[0].inputs
     assert any("conv_rate is left out: MAP has no counterpart" in note for note in notes)
-    assert plan(made, Standing()).changes
+    assert plan_changes(made, DefinitionState()).changes
 
 
 def test_sources_of_other_kinds() -> None:
@@ -179,7 +184,7 @@ def test_what_is_no_description_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "told.json"
     path.write_text(text)
     with pytest.raises(Invalid):
-        import_feast(path)
+        import_feast_repository(path)
 
 
 def test_names_that_cannot_be_are_told() -> None:
@@ -190,26 +195,26 @@ def test_names_that_cannot_be_are_told() -> None:
 
 
 def test_without_feast_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PYTHON, raising=False)
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     with pytest.raises(NotFound, match="no Feast repository"):
-        describe(tmp_path)
+        describe_repository(tmp_path)
     (tmp_path / "feature_store.yaml").write_text("project: x\n")
     with pytest.raises(Invalid, match="Feast is not installed here"):
-        describe(tmp_path)
+        describe_repository(tmp_path)
     with pytest.raises(UserCodeFailed, match="No module named 'feast'"):
-        describe(tmp_path, sys.executable)
+        describe_repository(tmp_path, sys.executable)
     with pytest.raises(Invalid, match="cannot be run"):
-        describe(tmp_path, str(tmp_path / "no-python"))
+        describe_repository(tmp_path, str(tmp_path / "no-python"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_real_feast_says_and_answers_what_was_recorded(tmp_path: Path) -> None:
-    python = os.environ.get(PYTHON) or _feast()
+    python = os.environ.get(PYTHON_VARIABLE) or _feast()
     folder = tmp_path / "rides"
     shutil.copytree(RIDES, folder, ignore=shutil.ignore_patterns("*.json", "__pycache__"))
     values.rows(folder)
-    assert json.loads(describe(folder, python)) == json.loads(RECORDED.read_text())
+    assert json.loads(describe_repository(folder, python)) == json.loads(RECORDED.read_text())
     command = [python, "-W", "ignore", "values.py", "history", "."]
     done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=300)
     assert json.loads(done.stdout) == json.loads((RIDES / "history.json").read_text())

@@ -85,7 +85,7 @@ class World:
             return
         request, columns = self._last
         view, house = falaj.Ref.parse(f"view:{self.name}/pushed"), self.town.house
-        ctx = house.context(self.town.actor("amal"), request=request, purpose="fraud")
+        ctx = house.context(self.town.actor("amal"), request_id=request, purpose="fraud")
         assert house.call("features", "append", ctx, {"view": view, "columns": columns}).taken == len(columns["id"])
 
     def fill(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import falaj
 from falaj.core.errors import Invalid, Unavailable
-from falaj.features import kafka
+from falaj.features import kafka_source
 from tests.servers.kafka import KafkaBroker
 from tests.town import refusal
 
@@ -79,9 +79,9 @@ def test_a_reading_that_breaks_off_leaves_nothing(
     here: Any, broker: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.send(topic, *(message(1, 1.0) for _ in range(50)))
-    monkeypatch.setattr(kafka, "_GROUP_ROWS", 10)
-    monkeypatch.setattr(kafka, "_AT_ONCE", 10)
-    made = kafka.tabled
+    monkeypatch.setattr(kafka_source, "_TABLE_ROWS", 10)
+    monkeypatch.setattr(kafka_source, "_MAX_MESSAGES_PER_POLL", 10)
+    made = kafka_source.build_table
     seen: list[int] = []
 
     def breaks(rows: Any) -> Any:
@@ -90,7 +90,7 @@ def test_a_reading_that_breaks_off_leaves_nothing(
             raise Unavailable("the line is cut", "try again")
         return made(rows)
 
-    monkeypatch.setattr(kafka, "tabled", breaks)
+    monkeypatch.setattr(kafka_source, "build_table", breaks)
     assert isinstance(refusal(lambda: here.features.ingest("view:k/sums")), Unavailable)
     assert here.features.ingest("view:k/sums").rows == 50
     assert len(seen) > 5, "it came in one piece, so nothing could break off"
@@ -148,7 +148,7 @@ def test_it_says_what_it_needs(
 ) -> None:
     broker.send(topic, message(1, 1.0))
     (tmp_path / "kafka.conf").write_text("# how we speak to it\nsecurity.protocol = ssl\n")
-    monkeypatch.setattr(kafka, "_WAIT_S", 0.5)
+    monkeypatch.setattr(kafka_source, "_POLL_TIMEOUT_S", 0.5)
     monkeypatch.setenv("FALAJ_KAFKA_CONFIG", str(tmp_path / "kafka.conf"))
     assert isinstance(refusal(lambda: here.features.ingest("view:k/plain")), Unavailable), "TLS was not asked for"
     monkeypatch.setenv("FALAJ_KAFKA_CONFIG", str(tmp_path / "none"))

@@ -9,7 +9,7 @@ import numpy.linalg as algebra
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.features.kept import MAX_TEXT, check_text, digest_of, keep
+from falaj.features.function_text import MAX_TEXT_CHARS, capture_function, check_function_text, hash_function_text
 from falaj.worker.function_sandbox import FunctionSandbox
 
 
@@ -30,26 +30,26 @@ def late(rows):  # type: ignore[no-untyped-def]
 
 
 def test_a_function_comes_back_with_its_imports() -> None:
-    text = keep(ratio)
+    text = capture_function(ratio)
     assert text.startswith("import numpy.linalg as algebra\nimport math\nimport numpy as np\n\n\ndef ratio(columns")
     assert "# and its remarks" in text
     with closing(FunctionSandbox("ratio", text)) as function:
         assert function({"a": np.array([3.0]), "b": np.array([4.0])}) == {"ratio": [5], "norm": 3.0}
-    assert keep(ratio) == text
-    assert digest_of(text).startswith("sha256:")
-    with closing(FunctionSandbox("recursive", keep(recursive))) as function:
+    assert capture_function(ratio) == text
+    assert hash_function_text(text).startswith("sha256:")
+    with closing(FunctionSandbox("recursive", capture_function(recursive))) as function:
         assert function({"a": 1}) == {"a": 1}
 
 
 def test_a_class_from_outside_is_refused() -> None:
     with pytest.raises(Invalid, match="late uses timedelta"):
-        keep(late)
+        capture_function(late)
 
 
 @pytest.mark.parametrize("thing", [None, 3, len, dict, np.sum])
 def test_what_is_no_function_of_a_file_is_refused(thing: object) -> None:
     with pytest.raises(Invalid):
-        keep(thing)
+        capture_function(thing)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_what_is_no_function_of_a_file_is_refused(thing: object) -> None:
         "def f(a): return (",
         "def f(a): return '\0'",
         "def f(a): return " + "(" * 5000 + ")" * 5000,
-        "def f(a):\n" + " return a\n" * MAX_TEXT,
+        "def f(a):\n" + " return a\n" * MAX_TEXT_CHARS,
         "def f(a): return " + "-" * 90_000 + "1",
         "def f(a): return " + "[" * 300 + "]" * 300,
     ],
 )
 def test_hostile_text_is_refused(text: str) -> None:
     with pytest.raises(Invalid):
-        check_text(text)
+        check_function_text(text)

@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 from falaj.core.errors import Invalid, NotFound, UserCodeFailed
-from falaj.features.decide import Standing, plan
-from falaj.features.loading import load
+from falaj.features.change_planning import DefinitionState, plan_changes
+from falaj.features.definition_files import load_definitions
 from falaj.worker.function_sandbox import FunctionSandbox
 
 ENTITIES = """
@@ -46,7 +46,7 @@ def test_files_of_a_folder_import_each_other_and_are_one(tmp_path: Path) -> None
     folder = _write(tmp_path, entities=ENTITIES, sub__views=VIEWS, a_services=SERVICES, __pycache____x="boom(")
     before, path = set(sys.modules), list(sys.path)
     for _ in range(2):
-        made = load(folder)
+        made = load_definitions(folder)
         assert [one.name for one in made.entities] == ["fraud/customer"]
         assert sorted(one.name for one in made.views) == ["fraud/ratios", "fraud/v1", "fraud/v2"]
         assert [one.name for one in made.services] == ["fraud/scorer"]
@@ -87,8 +87,8 @@ scorer = Service("fraud/scorer", [spend["amount", "city"], totals, risk], owner=
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    made = load(_write(tmp_path, example=EXAMPLE) / "example.py")
-    found = [(str(one.ref), one.act) for one in plan(made, Standing()).changes]
+    made = load_definitions(_write(tmp_path, example=EXAMPLE) / "example.py")
+    found = [(str(one.ref), one.act) for one in plan_changes(made, DefinitionState()).changes]
     names = [
         "entity:fraud/customer",
         "view:fraud/spend",
@@ -103,14 +103,14 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
 def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     for key in ("a_id", "b_id"):
         _write(tmp_path, entities=ENTITIES.replace("customer_id", key))
-        assert load(tmp_path / "entities.py").entities[0].keys[0].name == key
+        assert load_definitions(tmp_path / "entities.py").entities[0].keys[0].name == key
 
 
 def test_a_file_named_like_a_module_of_ours_harms_nobody(tmp_path: Path) -> None:
     _write(tmp_path, json=ENTITIES)
     import json
 
-    assert load(tmp_path).entities
+    assert load_definitions(tmp_path).entities
     assert sys.modules["json"] is json
 
 
@@ -136,7 +136,7 @@ def test_a_file_named_like_a_module_of_ours_harms_nobody(tmp_path: Path) -> None
 def test_complaints_name_the_line(tmp_path: Path, text: str, error: type[Exception], said: str) -> None:
     _write(tmp_path, bad=text)
     with pytest.raises(error) as told:
-        load(tmp_path / "bad.py")
+        load_definitions(tmp_path / "bad.py")
     assert said in str(told.value)
 
 
@@ -149,7 +149,7 @@ def test_environments_and_tests_among_the_files_are_passed_over(tmp_path: Path) 
     _write(packages, helper_of_theirs="x = 1")
     sys.path.append(str(packages))
     try:
-        assert len(load(tmp_path).entities) == 1
+        assert len(load_definitions(tmp_path).entities) == 1
         assert "helper_of_theirs" in sys.modules  # an installed module stays: some cannot be loaded twice
         assert not list(tmp_path.glob("__pycache__"))
     finally:
@@ -159,6 +159,6 @@ def test_environments_and_tests_among_the_files_are_passed_over(tmp_path: Path) 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        load(tmp_path / "none.py")
+        load_definitions(tmp_path / "none.py")
     with pytest.raises(Invalid, match=r"holds no \.py file"):
-        load(tmp_path)
+        load_definitions(tmp_path)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import Corrupt
-from falaj.govern.keys import ONLINE_SETTLE_S
+from falaj.core.errors import CorruptData
+from falaj.govern.keyring import ONLINE_SETTLE_S
 from tests.town import Town, refusal
 
 DEFINITIONS = """
@@ -50,7 +50,7 @@ def retire_later(town: Town) -> None:
     ctx = town.house.context(sami.actor)
     town.house.call("keys", "retire", replace(ctx, now=lambda: time.time() + 600), {"scope": "online", "zone": ""})
     town.house.online("bank").close()
-    town.house._online_stores.clear()
+    town.house._online_stores_by_tenant.clear()
     town.house.desks["features"]._readers.clear()
 
 
@@ -61,7 +61,7 @@ def test_features_are_read_through_a_rotation(town: Town, monkeypatch: pytest.Mo
         rotation = town.as_("sami").keys.rotate("online")
         assert (rotation.scope, rotation.version, rotation.phase) == ("online", 2, "done")
         assert reader.read({"id": [1]}).columns == before
-        monkeypatch.setattr("falaj.govern.keys.ONLINE_SETTLE_S", -1.0)
+        monkeypatch.setattr("falaj.govern.keyring.ONLINE_SETTLE_S", -1.0)
         push(amal, 2)
         assert reader.read({"id": [1]}).columns != before
     assert read(amal) == [2.0, 3.0]
@@ -72,9 +72,9 @@ def test_rows_of_a_retired_key_are_refused_and_filled_anew(town: Town, monkeypat
     amal = town.as_("amal")
     before = read(amal)
     town.as_("sami").keys.rotate("online")
-    monkeypatch.setattr("falaj.govern.keys.ONLINE_SETTLE_S", -1.0)
+    monkeypatch.setattr("falaj.govern.keyring.ONLINE_SETTLE_S", -1.0)
     retire_later(town)
-    assert isinstance(refusal(lambda: read(amal)), Corrupt)
+    assert isinstance(refusal(lambda: read(amal)), CorruptData)
     for view in ("plain", "counted"):
         amal.features.materialize(f"view:lab/{view}")
     assert read(amal) == before
@@ -86,7 +86,7 @@ def test_views_that_were_filled_between_stay_readable(town: Town, monkeypatch: p
     amal = town.as_("amal")
     before = read(amal)
     town.as_("sami").keys.rotate("online")
-    monkeypatch.setattr("falaj.govern.keys.ONLINE_SETTLE_S", -1.0)
+    monkeypatch.setattr("falaj.govern.keyring.ONLINE_SETTLE_S", -1.0)
     town.house.online("bank")._ciphers.clear()
     for view in ("plain", "counted"):
         amal.features.materialize(f"view:lab/{view}", full=True)

@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from falaj.asof.stats import ColumnStats, measured
-from falaj.cli.tables import plain, put
+from falaj.asof.column_stats import ColumnStats, measure_column
+from falaj.cli.output import print_result, to_plain
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.features.drawing import histogram, shape, trend
-from falaj.features.quality import drift, personal_columns, quality, stats_of
+from falaj.features.quality import collect_stats, compute_drift, compute_quality, list_personal_columns
 from falaj.features.records import FeatureDef, RuleDef, SourceDef, ViewDef
-from falaj.features.stream import Chapter, Stream
+from falaj.features.row_stream import RowSegment, RowStream
+from falaj.features.text_charts import draw_histogram, draw_sparkline, draw_trend
 
 DAY_S = 86_400.0
 NOW_S = 1_800_000_000.0
@@ -32,24 +32,26 @@ DEFINITION = ViewDef(
 )
 
 
-def chapter(generation: int, rows: int, apart: int = 0, *findings: str) -> Chapter:
+def chapter(generation: int, rows: int, apart: int = 0, *findings: str) -> RowSegment:
     at = NOW_S - (10 - generation) * DAY_S
-    return Chapter(generation, rows, {}, 0, round(at * 1e6), at, "ingest", quarantined=apart, findings=findings)
+    return RowSegment(generation, rows, {}, 0, round(at * 1e6), at, "ingest", quarantined=apart, findings=findings)
 
 
-def stream(*chapters: Chapter, age_s: float = 60.0, filled: int = 99) -> Stream:
+def stream(*chapters: RowSegment, age_s: float = 60.0, filled: int = 99) -> RowStream:
     newest = max((one.generation for one in chapters), default=0)
     newest_us = round((NOW_S - age_s) * 1e6) if chapters else 0
-    return Stream(VIEW, 1, generation=newest, chapters=chapters, newest_us=newest_us, filled=filled)
+    return RowStream(VIEW, 1, generation=newest, chapters=chapters, newest_us=newest_us, filled=filled)
 
 
 def amounts(mean: float, size: int = 2_000) -> dict[str, ColumnStats]:
     cities = some.choice(["Dubai", "Abu Dhabi"], size).tolist()
-    return stats_of([pa.table({"amount": some.normal(mean, size=size), "city": cities})])
+    return collect_stats([pa.table({"amount": some.normal(mean, size=size), "city": cities})])
 
 
 def test_all_is_well() -> None:
-    found = quality(DEFINITION, stream(chapter(1, 100), chapter(2, 120)), NOW_S, [amounts(0), amounts(0)], amounts(0))
+    found = compute_quality(
+        DEFINITION, stream(chapter(1, 100), chapter(2, 120)), NOW_S, [amounts(0), amounts(0)], amounts(0)
+    )
     assert (found.verdict, found.why, found.rows, found.age, found.quarantined) == ("well", (), 220, "1m", 0.0)
     assert [(one.feature, one.rows, one.drift) for one in found.columns] == [
         ("amount", 4_000, "same"),
@@ -83,36 +85,36 @@ def test_all_is_well() -> None:
         (stream(chapter(1, 80, 20), chapter(2, 100)), "well", ""),
     ],
 )
-def test_what_is_wrong_is_said(kept: Stream, verdict: str, said: str) -> None:
-    found = quality(DEFINITION, kept, NOW_S)
+def test_what_is_wrong_is_said(kept: RowStream, verdict: str, said: str) -> None:
+    found = compute_quality(DEFINITION, kept, NOW_S)
     assert found.verdict == verdict
     assert next(iter(found.why), "").startswith(said)
     assert bool(found.why) is bool(said)
 
 
 def test_drift_from_the_training_set_is_said() -> None:
-    found = quality(DEFINITION, stream(chapter(1, 9)), NOW_S, [amounts(0), amounts(3)], amounts(0))
+    found = compute_quality(DEFINITION, stream(chapter(1, 9)), NOW_S, [amounts(0), amounts(3)], amounts(0))
     assert (found.verdict, found.why) == ("watch", ("moved from the training set: amount",))
     assert [one.drift for one in found.columns] == ["drift", "same"]
 
 
 def test_a_column_that_changed_its_kind_begins_anew() -> None:
-    stats = [stats_of([pa.table({"x": [1.0, 2.0]})]), stats_of([pa.table({"x": ["a"]})])]
-    (column,) = quality(DEFINITION, stream(chapter(1, 3)), NOW_S, stats).columns
+    stats = [collect_stats([pa.table({"x": [1.0, 2.0]})]), collect_stats([pa.table({"x": ["a"]})])]
+    (column,) = compute_quality(DEFINITION, stream(chapter(1, 3)), NOW_S, stats).columns
     assert (column.rows, column.distinct) == (1, 1)
 
 
 def test_drift_names_new_and_lost_columns_and_puts_the_furthest_first() -> None:
     size = 1_000
-    then = {name: measured(pa.array(some.normal(size=size))) for name in ("a", "b", "gone")}
-    now = {"a": then["a"], "b": measured(pa.array(some.normal(2, size=size))), "new": then["gone"]}
-    assert [(one.feature, one.verdict) for one in drift(now, then)] == [
+    then = {name: measure_column(pa.array(some.normal(size=size))) for name in ("a", "b", "gone")}
+    now = {"a": then["a"], "b": measure_column(pa.array(some.normal(2, size=size))), "new": then["gone"]}
+    assert [(one.feature, one.verdict) for one in compute_drift(now, then)] == [
         ("b", "drift"),
         ("a", "same"),
         ("new", "new"),
         ("gone", "gone"),
     ]
-    (other,) = drift({"a": measured(pa.array(["x"]))}, {"a": then["a"]})
+    (other,) = compute_drift({"a": measure_column(pa.array(["x"]))}, {"a": then["a"]})
     assert (other.verdict, other.psi) == ("other type", None)
 
 
@@ -120,27 +122,29 @@ def test_of_people_nothing_is_shown() -> None:
     secret = Label.parse("AE-PDPL,sensitive,purpose=fraud")
     features = (FeatureDef("amount", "float64"), FeatureDef("salary", "float64", label=secret))
     view = replace(DEFINITION, features=features)
-    assert personal_columns(view) == {"salary"}
-    assert personal_columns(replace(view, sealed=True)) == {"amount", "salary"}
+    assert list_personal_columns(view) == {"salary"}
+    assert list_personal_columns(replace(view, sealed=True)) == {"amount", "salary"}
     table = pa.table({"amount": [10.5] * 50, "salary": [43210.5] * 50})
-    stats = stats_of([table], personal_columns(view))
-    found = quality(view, stream(chapter(1, 50)), NOW_S, [stats], stats)
+    stats = collect_stats([table], list_personal_columns(view))
+    found = compute_quality(view, stream(chapter(1, 50)), NOW_S, [stats], stats)
     salary = found.columns[1]
     assert (salary.mean, salary.low, salary.median, salary.distinct, salary.shape) == (None, None, None, None, "")
-    assert "4321" not in json.dumps(plain(found))
-    assert histogram(stats["salary"]) == "personal: not drawn"
+    assert "4321" not in json.dumps(to_plain(found))
+    assert draw_histogram(stats["salary"]) == "personal: not drawn"
 
 
 def test_it_prints_as_tables_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = quality(DEFINITION, stream(chapter(1, 9, 1, "range(amount): 1 of 10 rows break it")), NOW_S, [amounts(0)])
-    put(found)
+    found = compute_quality(
+        DEFINITION, stream(chapter(1, 9, 1, "range(amount): 1 of 10 rows break it")), NOW_S, [amounts(0)]
+    )
+    print_result(found)
     shown = capsys.readouterr().out
     assert "ill" in shown
     assert "amount" in shown
     assert "range(amount): 1 of 10 rows break it" in shown
-    put(drift(amounts(0), amounts(1)))
+    print_result(compute_drift(amounts(0), amounts(1)))
     assert "psi" in capsys.readouterr().out
-    put(found, as_json=True)
+    print_result(found, as_json=True)
     assert json.loads(capsys.readouterr().out, parse_constant=_refused)["rows"] == 9
 
 
@@ -149,26 +153,26 @@ def _refused(text: str) -> Any:
 
 
 def test_shapes() -> None:
-    normal = measured(pa.array(some.normal(size=5_000)))
-    line = shape(normal)
+    normal = measure_column(pa.array(some.normal(size=5_000)))
+    line = draw_sparkline(normal)
     assert len(line) == 16
     assert line[0] < line[8] > line[-1]
-    assert shape(measured(pa.array([1.0]))) == ""
-    assert shape(ColumnStats("number")) == ""
-    assert shape(measured(pa.array(["a", "a", "b"])), bins=3) != ""
-    assert (trend([1.0]), len(trend([1.0, None, 2.0]))) == ("", 3)
+    assert draw_sparkline(measure_column(pa.array([1.0]))) == ""
+    assert draw_sparkline(ColumnStats("number")) == ""
+    assert draw_sparkline(measure_column(pa.array(["a", "a", "b"])), bins=3) != ""
+    assert (draw_trend([1.0]), len(draw_trend([1.0, None, 2.0]))) == ("", 3)
 
 
 def test_bars_beside_what_was() -> None:
-    then = measured(pa.array(some.normal(size=5_000)))
-    lines = histogram(measured(pa.array(some.normal(1, size=5_000))), then, bins=8, width=20).splitlines()
+    then = measure_column(pa.array(some.normal(size=5_000)))
+    lines = draw_histogram(measure_column(pa.array(some.normal(1, size=5_000))), then, bins=8, width=20).splitlines()
     assert len(lines) == 8
     assert all("│" in line and "was" in line for line in lines)
-    cities = histogram(measured(pa.array(["Dubai"] * 3 + ["Sharjah"]))).splitlines()
+    cities = draw_histogram(measure_column(pa.array(["Dubai"] * 3 + ["Sharjah"]))).splitlines()
     assert [line.split()[0] for line in cities] == ["Dubai", "Sharjah", "others"]
     assert "75.0%" in cities[0]
-    assert histogram(ColumnStats("number")) == "nothing to draw"
-    assert histogram(measured(pa.array([4.0] * 9))).endswith("100.0%")
+    assert draw_histogram(ColumnStats("number")) == "nothing to draw"
+    assert draw_histogram(measure_column(pa.array([4.0] * 9))).endswith("100.0%")
 
 
 @pytest.mark.parametrize(
@@ -176,8 +180,10 @@ def test_bars_beside_what_was() -> None:
     [[1.7e308, -1.7e308], [5e-324, 0.0], [float("inf"), 1.0], [float("nan")], [None, 1.0], [1e300, 1e-300, -5.0]],
 )
 def test_no_number_breaks_a_picture(values: list[float | None]) -> None:
-    stats = measured(pa.array(values, pa.float64()))
-    assert isinstance(histogram(stats, stats), str)
-    assert isinstance(shape(stats), str)
-    (found,) = quality(DEFINITION, stream(chapter(1, 2)), NOW_S, [{"x": stats}, {"x": stats}], {"x": stats}).columns
-    json.dumps(plain(found), allow_nan=False)
+    stats = measure_column(pa.array(values, pa.float64()))
+    assert isinstance(draw_histogram(stats, stats), str)
+    assert isinstance(draw_sparkline(stats), str)
+    (found,) = compute_quality(
+        DEFINITION, stream(chapter(1, 2)), NOW_S, [{"x": stats}, {"x": stats}], {"x": stats}
+    ).columns
+    json.dumps(to_plain(found), allow_nan=False)

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.asof.records import Field
-from falaj.asof.rows import RowSchema, face_folder, write_rows
-from falaj.asof.sealed import new_keys, pack_keys
-from falaj.catalog.publishing import Order
-from falaj.catalog.sources import Source
+from falaj.asof.person_sealing import encode_person_keys, generate_person_keys
+from falaj.asof.records import FeatureField
+from falaj.asof.row_files import RowSchema, group_folder_name, write_rows
+from falaj.catalog.publish_sources import PublishSource
+from falaj.catalog.publishing import PublishOrder
 from falaj.core.errors import Denied
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.features.persons import FILE, publish_apart
+from falaj.features.person_keys import SINGLE_FILE, publish_unshared
 from tests.people import enroll
 from tests.town import Town, refusal
 
@@ -39,17 +39,17 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 @pytest.fixture(scope="module")
 def faces(town: Town) -> dict[str, Ref]:
     """Two faces of rows, and a table of keys."""
-    schema = RowSchema((Field("customer", "string"),), {"": (), "fsalary": (Field("salary", "float64"),)})
+    schema = RowSchema((FeatureField("customer", "string"),), {"": (), "fsalary": (FeatureField("salary", "float64"),)})
     amal, found = town.as_("amal"), {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_rows([pa.table({"customer": [NAME], "event": [1], "salary": [SALARY]})], schema, folder)
         (folder / "keys").mkdir()
-        (folder / "keys" / FILE).write_bytes(pack_keys(new_keys([b"a" * 16])))
+        (folder / "keys" / SINGLE_FILE).write_bytes(encode_person_keys(generate_person_keys([b"a" * 16])))
         for face, words in (*LABELS.items(), ("keys", LABELS["fsalary"])):
             name = Ref("dataset", "fraud", f"spend.rows1{'.' if face else ''}{face}")
-            source = folder / ("keys" if face == "keys" else face_folder(face))
-            found[face] = publish_apart(amal, Order(name, Source(source), label=Label.parse(words)))
+            source = folder / ("keys" if face == "keys" else group_folder_name(face))
+            found[face] = publish_unshared(amal, PublishOrder(name, PublishSource(source), label=Label.parse(words)))
     return found
 
 
@@ -57,7 +57,7 @@ BYTES: dict[str, Callable[[Any, Ref, str], Any]] = {
     "open": lambda here, ref, _: here.catalog.open(ref),
     "files": lambda here, ref, _: here.catalog.files(ref),
     "checkout": lambda here, ref, to: here.catalog.checkout(ref, to),
-    "cat": lambda here, ref, _: list(here.catalog.cat(ref, FILE)),
+    "cat": lambda here, ref, _: list(here.catalog.cat(ref, SINGLE_FILE)),
     "verify": lambda here, ref, _: here.catalog.verify(ref),
     "diff": lambda here, ref, _: here.catalog.diff(ref, ref),
     "carry": lambda here, ref, _: here.catalog.carry(ref, "a place", "AE"),
@@ -90,11 +90,15 @@ def test_no_bytes_come_to_lie_abroad(town: Town, faces: dict[str, Ref], face: st
     assert isinstance(refusal(lambda: amal.catalog.copy(faces[face], to="eu-west")), Denied)
     (tmp_path / "x").write_text("rows")
     name = faces[face].bare
-    order = Order(name, Source(tmp_path), label=Label.parse(LABELS.get(face, LABELS["fsalary"])), zone="eu-west")
-    assert isinstance(refusal(lambda: publish_apart(amal, order)), Denied)
+    order = PublishOrder(
+        name, PublishSource(tmp_path), label=Label.parse(LABELS.get(face, LABELS["fsalary"])), zone="eu-west"
+    )
+    assert isinstance(refusal(lambda: publish_unshared(amal, order)), Denied)
     # A name that begins with an open label may not be sent abroad first and labelled afterwards.
-    fresh = Order(Ref("dataset", "fraud", f"new{face}"), Source(tmp_path), label=order.label, zone="eu-west")
-    assert isinstance(refusal(lambda: publish_apart(amal, fresh)), Denied)
+    fresh = PublishOrder(
+        Ref("dataset", "fraud", f"new{face}"), PublishSource(tmp_path), label=order.label, zone="eu-west"
+    )
+    assert isinstance(refusal(lambda: publish_unshared(amal, fresh)), Denied)
     assert amal.catalog.show(faces[face]).zones == ("ae-dubai",)
 
 

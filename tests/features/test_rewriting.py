@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.records import Field
-from falaj.content.records import Column, Table
-from falaj.features import rewriting
-from falaj.features.case import less
+from falaj.asof.records import FeatureField
+from falaj.content.records import TableColumn, TableDescription
+from falaj.features import row_removal
+from falaj.features.erasure_case import subtract_table_rows
 from falaj.features.records import EntityDef
-from falaj.features.rewriting import Person, in_file
+from falaj.features.row_removal import Person, find_person_rows
 
 
 def person(value: Any, kind: str = "string") -> Person:
-    key = Field("who", kind)
+    key = FeatureField("who", kind)
     return Person(EntityDef("p/person", (key,), "who"), key, value)
 
 
@@ -28,7 +28,7 @@ def holds(column: pa.Array, who: Person, rows: int = 3, *, bounds: bool = True) 
     data = io.BytesIO()
     pq.write_table(pa.table({"who": column}), data, row_group_size=rows, write_statistics=bounds)
     with pq.ParquetFile(pa.BufferReader(data.getvalue())) as file:
-        return bool(in_file(file, ("who",), who))
+        return bool(find_person_rows(file, ("who",), who))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -47,10 +47,10 @@ def test_a_file_is_written_without_the_person_and_else_as_it_was(
     data, path = io.BytesIO(), tmp_path_factory.mktemp("rewrite") / "x.parquet"
     pq.write_table(table, data, row_group_size=group)
     with pytest.MonkeyPatch.context() as patch, pq.ParquetFile(pa.BufferReader(data.getvalue())) as file:
-        patch.setattr(rewriting, "_GROUP_BYTES", most)
-        patch.setattr(rewriting, "_FEW", 2)
-        theirs = in_file(file, ("who",), person("b"), room)
-        gone = rewriting._rewrite(file, path, ("who",), person("b"), theirs)
+        patch.setattr(row_removal, "_MAX_GROUP_BYTES", most)
+        patch.setattr(row_removal, "_MAX_SLICED_ROWS", 2)
+        theirs = find_person_rows(file, ("who",), person("b"), room)
+        gone = row_removal._rewrite_file(file, path, ("who",), person("b"), theirs)
         num_groups = file.num_row_groups
     mask = [who == "b" for who, _ in pairs]
     assert pq.read_table(path).equals(table.filter(pa.array([not one for one in mask])))
@@ -98,34 +98,34 @@ def test_groups_that_cannot_hold_them_are_not_read() -> None:
 
     with pq.ParquetFile(Counted(data.getvalue())) as file:
         fetched.clear()
-        assert not in_file(file, ("who",), person("q"))
+        assert not find_person_rows(file, ("who",), person("q"))
         assert fetched == []
-        assert in_file(file, ("who",), person("p033333"))
+        assert find_person_rows(file, ("who",), person("p033333"))
         assert sum(fetched) < len(data.getvalue()) / 5
 
 
 def test_what_is_known_of_a_table_without_some_rows() -> None:
-    before = Table(
+    before = TableDescription(
         10,
         (
-            Column("who", "varchar", 1, 9, "a", "z"),
-            Column("age", "bigint", 2, 8, "20", "90", 44.5),
-            Column("city", "varchar", 0, 3, "Abu Dhabi", "Sharjah"),
-            Column("at", "timestamp", 0, 9, "2026-01-01", "2026-02-01"),
-            Column("note", "varchar", 3, category="sensitive"),
+            TableColumn("who", "varchar", 1, 9, "a", "z"),
+            TableColumn("age", "bigint", 2, 8, "20", "90", 44.5),
+            TableColumn("city", "varchar", 0, 3, "Abu Dhabi", "Sharjah"),
+            TableColumn("at", "timestamp", 0, 9, "2026-01-01", "2026-02-01"),
+            TableColumn("note", "varchar", 3, category="sensitive"),
         ),
     )
     rows: dict[str, Any] = {"who": ["m", "m"], "age": [90, None], "city": ["Dubai", "Dubai"], "note": [None, "x"]}
     rows["at"] = [datetime(2026, 1, 9, tzinfo=UTC)] * 2
-    found = less(before, [pa.RecordBatch.from_pydict(rows)], ("who",))
-    assert found == Table(
+    found = subtract_table_rows(before, [pa.RecordBatch.from_pydict(rows)], ("who",))
+    assert found == TableDescription(
         8,
         (
-            Column("who", "varchar", 1, category="personal"),
-            Column("age", "bigint", 1),  # its highest may have been theirs alone
-            Column("city", "varchar", 0, None, "Abu Dhabi", "Sharjah"),
-            Column("at", "timestamp", 0),
-            Column("note", "varchar", 2, category="sensitive"),
+            TableColumn("who", "varchar", 1, category="personal"),
+            TableColumn("age", "bigint", 1),  # its highest may have been theirs alone
+            TableColumn("city", "varchar", 0, None, "Abu Dhabi", "Sharjah"),
+            TableColumn("at", "timestamp", 0),
+            TableColumn("note", "varchar", 2, category="sensitive"),
         ),
     )
-    assert less(None, [], ()) is None
+    assert subtract_table_rows(None, [], ()) is None

@@ -19,13 +19,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.asof.engine import Joined, training_set
-from falaj.asof.records import Field, ViewPlan
-from falaj.asof.rows import OwnRows, RowSchema, parts_in, write_rows
-from falaj.asof.share import Task, Who, assemble, read_blocks, work
-from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound, UserCodeFailed
+from falaj.asof.distributed_sets import TrainingSetTask, WorkerIdentity, assemble_set, build_worker_share, read_blocks
+from falaj.asof.records import FeatureField, ViewPlan
+from falaj.asof.row_files import RowSchema, SegmentRows, list_partition_segments, write_rows
+from falaj.asof.training_sets import JoinedView, build_training_set
+from falaj.core.errors import CorruptData, FalajError, Invalid, NotFound, UserCodeFailed
 from falaj.jobs.records import JobView
-from falaj.worker.bundle import launcher
+from falaj.worker.launcher_archive import get_launcher_archive
 from tests.features.spread_ground import bits, lay_ground, read_set
 from tests.jobs.lab import PATIENCE_S, Lab
 from tests.town import refusal
@@ -147,11 +147,11 @@ def test_what_a_worker_stumbles_over_is_said(lab: Lab, new_jobs: Callable[[], li
 
 
 PLAN = ViewPlan(
-    "view:a/v@v1", "", (Field("k", "int64"),), (Field("x", "float64"),), ("x",), ("x",), ttl_us=50,
+    "view:a/v@v1", "", (FeatureField("k", "int64"),), (FeatureField("x", "float64"),), ("x",), ("x",), ttl_us=50,
 )  # fmt: skip
 
 
-def _small(folder: Path, labels: list[Asked], cuts: list[int], block: int) -> Task:
+def _small(folder: Path, labels: list[Asked], cuts: list[int], block: int) -> TrainingSetTask:
     """Rows in eight partitions and labels in files that end where `cuts` say."""
     rng = np.random.default_rng(1)
     rows = pa.table({"k": rng.integers(0, 40, 500), "event": rng.integers(0, 200, 500), "x": rng.random(500)})
@@ -164,14 +164,16 @@ def _small(folder: Path, labels: list[Asked], cuts: list[int], block: int) -> Ta
     for low, high in zip(bounds, [*bounds[1:], bounds[-1]], strict=True):
         names.append(f"{low:03d}-{high}.parquet")
         pq.write_table(table.slice(low, high - low), folder / "labels" / names[-1])
-    return Task("at", None, tuple(names), (PLAN,), (({"": "rows"},),), block_rows=block)
+    return TrainingSetTask("at", None, tuple(names), (PLAN,), (({"": "rows"},),), block_rows=block)
 
 
-def _done(task: Task, folder: Path, world: int, attempt: str = "a-1") -> None:
+def _done(task: TrainingSetTask, folder: Path, world: int, attempt: str = "a-1") -> None:
     inputs = {"labels": str(folder / "labels"), "rows": str(folder / "rows" / "_")}
     (folder / "out").mkdir(exist_ok=True)
     for rank in reversed(range(world)):
-        work(task, Who(rank, world, attempt), inputs, folder / "pieces", folder / "out", lambda *_: None)
+        build_worker_share(
+            task, WorkerIdentity(rank, world, attempt), inputs, folder / "pieces", folder / "out", lambda *_: None
+        )
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -189,12 +191,14 @@ def test_any_number_of_workers_any_blocks(
     folder = tmp_path_factory.mktemp("share")
     task = _small(folder, labels, cuts, block)
     (folder / "task.json").write_text(task.text())
-    assert Task.read(folder / "task.json") == task
+    assert TrainingSetTask.read(folder / "task.json") == task
     _done(task, folder, world)
-    made = list(assemble(task, folder / "labels", folder / "out"))
+    made = list(assemble_set(task, folder / "labels", folder / "out"))
     assert [len(one) for one in made[:-1]] == [block] * (len(made) - 1)
     whole = pa.concat_tables(read_blocks([folder / "labels" / name for name in task.labels], 1000))
-    alone = training_set(whole, "at", [Joined(PLAN, OwnRows(parts_in(folder / "rows")))], status=True)
+    alone = build_training_set(
+        whole, "at", [JoinedView(PLAN, SegmentRows(list_partition_segments(folder / "rows")))], status=True
+    )
     assert pa.concat_tables(made).equals(alone)
     assert not (folder / "pieces").exists()
 
@@ -202,30 +206,32 @@ def test_any_number_of_workers_any_blocks(
 def test_pieces_of_an_earlier_try_are_taken(tmp_path: Path) -> None:
     task = _small(tmp_path, [(number % 45, number) for number in range(90)], [], 20)
     inputs = {"labels": str(tmp_path / "labels"), "rows": str(tmp_path / "rows" / "_")}
-    work(task, Who(1, 2, "a-1"), inputs, tmp_path / "pieces", tmp_path / "out", lambda *_: None)
+    build_worker_share(
+        task, WorkerIdentity(1, 2, "a-1"), inputs, tmp_path / "pieces", tmp_path / "out", lambda *_: None
+    )
     (tmp_path / "pieces" / ".a-1-0").write_bytes(b"torn")
     before = {path.name: path.stat().st_ino for path in (tmp_path / "pieces").glob("v*")}
     assert len(before) == 4
     told: list[int] = []
     (tmp_path / "out").mkdir()
     for rank in (2, 1, 0):  # the second try has three
-        who = Who(rank, 3, "a-2")
-        work(task, who, inputs, tmp_path / "pieces", tmp_path / "out", lambda step, _: told.append(step))
+        who = WorkerIdentity(rank, 3, "a-2")
+        build_worker_share(task, who, inputs, tmp_path / "pieces", tmp_path / "out", lambda step, _: told.append(step))
     after = {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()}
     assert len(after) == 8
     assert before.items() <= after.items()
     assert len(told) == 4
-    assert len(pa.concat_tables(assemble(task, tmp_path / "labels", tmp_path / "out"))) == 90
+    assert len(pa.concat_tables(assemble_set(task, tmp_path / "labels", tmp_path / "out"))) == 90
 
 
 def test_pieces_that_are_not_all_are_refused(tmp_path: Path) -> None:
     task = _small(tmp_path, [(number % 45, number) for number in range(90)], [], 20)
     _done(task, tmp_path, 2)
-    with pytest.raises(Corrupt):
-        list(assemble(replace(task, block_rows=30), tmp_path / "labels", tmp_path / "out"))
+    with pytest.raises(CorruptData):
+        list(assemble_set(replace(task, block_rows=30), tmp_path / "labels", tmp_path / "out"))
     (tmp_path / "out" / "v0000-p0003.parquet").unlink()
-    with pytest.raises(Corrupt):
-        list(assemble(task, tmp_path / "labels", tmp_path / "out"))
+    with pytest.raises(CorruptData):
+        list(assemble_set(task, tmp_path / "labels", tmp_path / "out"))
 
 
 def test_workers_that_have_no_folder_in_common_say_so(tmp_path: Path) -> None:
@@ -237,9 +243,9 @@ def test_workers_that_have_no_folder_in_common_say_so(tmp_path: Path) -> None:
 
 def test_nodes_need_numpy_and_pyarrow_and_no_falaj(tmp_path: Path) -> None:
     """The launcher carries the rest."""
-    (tmp_path / "falaj-worker.pyz").write_bytes(launcher())
+    (tmp_path / "falaj-worker.pyz").write_bytes(get_launcher_archive())
     packages = sorted({str(Path(one.__file__).parents[1]) for one in (np, pa)})
-    code = "import sys; sys.path[:0] = sys.argv[1:]; import falaj.asof.share as share; print(share.__file__)"
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import falaj.asof.distributed_sets as share; print(share.__file__)"
     words = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "falaj-worker.pyz"), *packages]
     said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
     assert "falaj" in said

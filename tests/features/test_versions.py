@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import falaj
-from falaj.asof.reading import Reader
+from falaj.asof.service_reader import ServiceReader
 
 HEAD = """
 from falaj.features import Entity, Feature, Rule, Service, Source, Window, col, view
@@ -91,7 +91,9 @@ def test_nobody_sees_a_full_refresh(here: Any, tmp_path: Path) -> None:
     def read() -> None:
         while not done.is_set():
             # As each request does: the plan, then the rows.
-            answer = Reader(here.features.open("service:v/all").plan, here.online()).read({"id": list(range(500))})
+            answer = ServiceReader(here.features.open("service:v/all").plan, here.online()).read(
+                {"id": list(range(500))}
+            )
             reads[0] += 1
             if answer.columns["x"] != [1.0] * 500:
                 wrong.append(answer.columns["x"])

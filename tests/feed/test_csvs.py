@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from falaj.core.errors import Corrupt, Invalid
-from falaj.feed.feed import Feed
+from falaj.core.errors import CorruptData, Invalid
+from falaj.feed.batch_loader import BatchLoader
 from falaj.feed.sources import open_source
 
 
@@ -28,8 +28,11 @@ def test_files_of_a_folder_are_one_table(tmp_path: Path) -> None:
 def test_one_file_is_fed_in_an_order_that_readers_do_not_change(tmp_path: Path) -> None:
     rows = "\n".join(f"{n},{n * n}" for n in range(24))
     path = write(tmp_path, a=f"n,square\n{rows}\n") / "a.csv"
-    alone = [given.batch["n"].tolist() for given in Feed(path, 8, micro=4, seed=3).stream(0, 6)]
-    pair = [[given.batch["n"].tolist() for given in Feed(path, 8, micro=4, seed=3).stream(0, 6, n, 2)] for n in (0, 1)]
+    alone = [given.batch["n"].tolist() for given in BatchLoader(path, 8, micro=4, seed=3).stream(0, 6)]
+    pair = [
+        [given.batch["n"].tolist() for given in BatchLoader(path, 8, micro=4, seed=3).stream(0, 6, n, 2)]
+        for n in (0, 1)
+    ]
     assert alone == [one for both in zip(*pair, strict=True) for one in both]
     assert sorted(n for micro in alone[:6] for n in micro) == list(range(24))
 
@@ -45,7 +48,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     write(tmp_path, a="n,x\n1,2\n", b="n,y\n1,2\n")
     with pytest.raises(Invalid, match=r"b\.csv has other columns than a\.csv"):
         open_source(tmp_path)
-    with pytest.raises(Corrupt, match=r"torn\.csv"):
+    with pytest.raises(CorruptData, match=r"torn\.csv"):
         open_source(write(tmp_path, torn="n,x\n1,2\n3\n") / "torn.csv")
     with pytest.raises(Invalid, match="empty"):
-        Feed(write(tmp_path, none="n,x\n") / "none.csv", 4)
+        BatchLoader(write(tmp_path, none="n,x\n") / "none.csv", 4)

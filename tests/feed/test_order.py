@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.feed.order import SMALL, Order, mix
+from falaj.feed.permutation import MAX_SORTED_SIZE, ShuffleOrder, mix_seeds
 
 GOLDEN = {
     10: [1, 8, 9, 3, 6, 5, 0, 7, 4, 2],
@@ -16,7 +16,7 @@ GOLDEN = {
 
 
 def whole(size: int, seed: int = 0, epoch: int = 0) -> np.ndarray:
-    return Order(size, seed, epoch).at(np.arange(size))
+    return ShuffleOrder(size, seed, epoch).at(np.arange(size))
 
 
 @given(size=st.integers(1, 60_000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
@@ -25,14 +25,16 @@ def test_every_sample_comes_once(size: int, seed: int, epoch: int) -> None:
     assert np.array_equal(np.sort(whole(size, seed, epoch)), np.arange(size))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, SMALL - 1, SMALL, SMALL + 1, 2**16, 2**16 + 1, 250_007])
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, MAX_SORTED_SIZE - 1, MAX_SORTED_SIZE, MAX_SORTED_SIZE + 1, 2**16, 2**16 + 1, 250_007]
+)
 def test_sizes_at_edges_are_permuted(size: int) -> None:
     assert np.array_equal(np.sort(whole(size, 5)), np.arange(size))
 
 
 @pytest.mark.parametrize("size", [100, 10_007, 2**33 + 9])
 def test_a_part_is_the_same_as_in_the_whole(size: int) -> None:
-    order, places = Order(size, 3, 2), np.linspace(0, size - 1, 50, dtype=np.int64)
+    order, places = ShuffleOrder(size, 3, 2), np.linspace(0, size - 1, 50, dtype=np.int64)
     together = order.at(places)
     assert [int(order.at(places[n : n + 1])[0]) for n in range(50)] == together.tolist()
     assert together.min() >= 0
@@ -42,11 +44,11 @@ def test_a_part_is_the_same_as_in_the_whole(size: int) -> None:
 
 def test_the_order_of_a_seed_never_changes() -> None:
     """A checkpoint names a step: were these numbers to change, every run that resumes would read other samples."""
-    assert mix(1, 2, 3) == 15020427595393229491
+    assert mix_seeds(1, 2, 3) == 15020427595393229491
     assert whole(10, 0).tolist() == GOLDEN[10]
-    assert Order(5000, 7, 1).at(np.arange(8)).tolist() == GOLDEN[5000]
-    assert Order(1_000_003, 7, 1).at(np.arange(8)).tolist() == GOLDEN[1_000_003]
-    assert Order(2**33, 7, 1).at(np.arange(4)).tolist() == GOLDEN[2**33]
+    assert ShuffleOrder(5000, 7, 1).at(np.arange(8)).tolist() == GOLDEN[5000]
+    assert ShuffleOrder(1_000_003, 7, 1).at(np.arange(8)).tolist() == GOLDEN[1_000_003]
+    assert ShuffleOrder(2**33, 7, 1).at(np.arange(4)).tolist() == GOLDEN[2**33]
 
 
 def test_seeds_and_epochs_give_different_orders() -> None:

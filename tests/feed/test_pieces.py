@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from falaj.feed.batch_loader import BatchLoader
 from falaj.feed.dealing import Window
-from falaj.feed.feed import Feed
-from falaj.feed.order import Ids, Order
-from falaj.feed.pieces import Block, Pieces
+from falaj.feed.permutation import Ids, ShuffleOrder
+from falaj.feed.piece_source import ColumnBlock, PieceSource
 from falaj.feed.sources import open_source
 
 COUNTS = [40] * 23 + [17]
@@ -28,27 +28,27 @@ class Words:
         return [f"w{number}" for number in self.numbers[rows].tolist()]
 
 
-def table(counts: list[int], window: int) -> tuple[Pieces, list[list[int]]]:
+def table(counts: list[int], window: int) -> tuple[PieceSource, list[list[int]]]:
     starts, loaded = np.cumsum([0, *counts]).tolist(), []
 
-    def load(pieces: list[int]) -> Block:
+    def load(pieces: list[int]) -> ColumnBlock:
         loaded.append(pieces)
         ids = np.concatenate([np.arange(starts[piece], starts[piece + 1]) for piece in pieces])
-        return Block({"y": ids, "x": ids[:, None] * np.ones(3, np.int64), "w": Words(ids)})
+        return ColumnBlock({"y": ids, "x": ids[:, None] * np.ones(3, np.int64), "w": Words(ids)})
 
-    return Pieces(counts, load, size_bytes=32 * sum(counts), window=window, joined=True), loaded
+    return PieceSource(counts, load, size_bytes=32 * sum(counts), window=window, loads_together=True), loaded
 
 
 def told(*pieces: int) -> Window:
     """A window that was looked up; how it is shuffled does not matter here."""
-    return Window(list(pieces), np.array([0]), np.array([0]), Order(0, 0))
+    return Window(list(pieces), np.array([0]), np.array([0]), ShuffleOrder(0, 0))
 
 
 @pytest.mark.parametrize("counts", [COUNTS, [7, 40, 3, 40, 22, 40, 40, 11, 40]])
 def test_batches_over_the_edges_of_windows_and_epochs_are_those_that_were_planned(counts: list[int]) -> None:
     source, _ = table(counts, 4)
     source.chunk = 64
-    feed = Feed(source, 24, micro=8, seed=5)
+    feed = BatchLoader(source, 24, micro=8, seed=5)
     steps = 3 * sum(counts) // 24
     seen = 0
     for one in feed.stream(0, steps):
@@ -63,22 +63,22 @@ def test_batches_over_the_edges_of_windows_and_epochs_are_those_that_were_planne
 def test_a_window_is_loaded_in_one_go_though_its_first_batch_needs_a_part_of_it() -> None:
     source, loaded = table(COUNTS, 4)
     source.chunk = 8
-    list(Feed(source, 8, seed=5).stream(0, sum(COUNTS) // 8))
+    list(BatchLoader(source, 8, seed=5).stream(0, sum(COUNTS) // 8))
     assert [len(pieces) for pieces in loaded] == [4] * 6
     assert sorted(piece for pieces in loaded for piece in pieces) == list(range(24))
 
 
 def test_a_window_of_which_some_is_held_already_is_one_block() -> None:
     source, loaded = table(COUNTS, 4)
-    source._get([0, 1, 2, 3])
-    source._tell(told(2, 5, 6, 3))
-    held = source._get([5, 2])
+    source._get_blocks([0, 1, 2, 3])
+    source._add_window(told(2, 5, 6, 3))
+    held = source._get_blocks([5, 2])
     assert loaded == [[0, 1, 2, 3], [2, 5, 6, 3]]
     assert held[0][0] is held[1][0]
     assert [int(block.columns["y"][base]) for block, base in held] == [200, 80]
-    source._get([7, 8, 9, 10])
-    source._tell(told(5, 6))
-    source._get([2, 3, 5, 6])
+    source._get_blocks([7, 8, 9, 10])
+    source._add_window(told(5, 6))
+    source._get_blocks([2, 3, 5, 6])
     assert loaded[2:] == [[7, 8, 9, 10]], "where all is held, nothing is loaded"
 
 
@@ -87,8 +87,8 @@ def test_only_the_batch_over_an_edge_is_a_lot_of_its_own(tmp_path: Path) -> None
     narrow, (wide, _) = open_source(tmp_path / "x.parquet", window=4), table([40] * 8, 4)
     ids, mixed = np.arange(100, 220).reshape(-1, 8), np.arange(320).reshape(2, 160).T.copy()
     for source in (narrow, wide):
-        source._tell(told(0, 1, 2, 3))
-        source._tell(told(4, 5, 6, 7))
+        source._add_window(told(0, 1, 2, 3))
+        source._add_window(told(4, 5, 6, 7))
         lots = source.lots(ids)
         assert [number for _, number in lots] == [7, 1, 7]
         assert np.concatenate([lot["y"] for lot, _ in lots]).tolist() == ids.ravel().tolist()
@@ -130,13 +130,13 @@ def test_numbers_of_every_kind_are_taken_as_they_are_and_may_be_written_into(tmp
 def test_without_a_shuffle_only_the_pieces_that_come_are_loaded() -> None:
     source, loaded = table(COUNTS, 4)
     source.chunk = 8
-    list(Feed(source, 8, seed=5, shuffle=False).stream(0, 20))
+    list(BatchLoader(source, 8, seed=5, shuffle=False).stream(0, 20))
     assert loaded == [[0], [1], [2], [3]]
 
 
 def test_micro_batches_that_were_taken_in_one_go_share_no_values() -> None:
     source, _ = table(COUNTS, 4)
-    batches: list[Any] = [one.batch for one in Feed(source, 8, seed=5).stream(0, 20)]
+    batches: list[Any] = [one.batch for one in BatchLoader(source, 8, seed=5).stream(0, 20)]
     before = [batch["x"].clone() for batch in batches]
     batches[3]["x"].fill_(-1)
     assert [batch["x"].equal(one) for batch, one in zip(batches, before, strict=True)].count(False) == 1
@@ -154,7 +154,7 @@ def wide(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("micro", [40, 120])
 def test_wide_rows_that_were_given_away_stay_as_they_are_though_memory_is_used_again(wide: Path, micro: int) -> None:
-    feed = Feed(open_source(wide, window=4), 120, micro=micro, seed=2)
+    feed = BatchLoader(open_source(wide, window=4), 120, micro=micro, seed=2)
     kept = []
     for one in feed.stream(0, 300):
         ids = feed.plan.ids(one.step, one.number)
@@ -169,7 +169,7 @@ def test_wide_rows_that_were_given_away_stay_as_they_are_though_memory_is_used_a
 
 
 def test_wide_rows_that_are_asked_for_again_are_read_again_and_not_as_somebody_left_them(wide: Path) -> None:
-    feed = Feed(open_source(wide, window=4), 120, micro=60, seed=2)
+    feed = BatchLoader(open_source(wide, window=4), 120, micro=60, seed=2)
     for first, last, rank, world in ((0, 60, 0, 1), (10, 50, 0, 1), (0, 60, 1, 2), (0, 60, 0, 2), (55, 120, 0, 1)):
         for one in feed.stream(first, last, rank, world):
             assert one.batch["y"].tolist() == feed.plan.ids(one.step, one.number).tolist()
@@ -181,7 +181,7 @@ def test_wide_rows_are_decoded_one_piece_at_a_time_and_each_once_an_epoch(wide: 
     source = open_source(wide, window=4)
     loaded, load = [], source._load
     source._load = lambda pieces: loaded.append(pieces) or load(pieces)
-    for _ in Feed(source, 123, seed=2).stream(0, 100):
+    for _ in BatchLoader(source, 123, seed=2).stream(0, 100):
         pass
     assert sorted(loaded) == [[piece] for piece in range(13)]
 
@@ -189,7 +189,7 @@ def test_wide_rows_are_decoded_one_piece_at_a_time_and_each_once_an_epoch(wide: 
 def test_wide_rows_with_texts_are_gathered(tmp_path: Path) -> None:
     texts = [str(number) * 300 for number in range(500)]
     pq.write_table(pa.table({"t": texts, "y": np.arange(500)}), tmp_path / "x.parquet", row_group_size=50)
-    feed = Feed(open_source(tmp_path / "x.parquet", window=3), 20, seed=2)
+    feed = BatchLoader(open_source(tmp_path / "x.parquet", window=3), 20, seed=2)
     for one in feed.stream(0, 60):
         assert one.batch["t"] == [texts[number] for number in feed.plan.ids(one.step, one.number)]
     assert feed.source._dealer is None

@@ -13,9 +13,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from falaj.core.errors import Conflict, Corrupt, Invalid, NotFound
-from falaj.feed.feed import Feed
-from falaj.feed.shards import verify, write_shards
+from falaj.core.errors import Conflict, CorruptData, Invalid, NotFound
+from falaj.feed.batch_loader import BatchLoader
+from falaj.feed.shards import verify_shards, write_shards
 from falaj.feed.sources import open_source
 from tests.feed.shelf import SIZE, WRITE, Sized, Streamed, columns, numbers, put, table
 
@@ -46,7 +46,7 @@ def test_a_truncated_file_is_named(kind: str, tmp_path: Path) -> None:
     folder = put(kind, tmp_path / "x")
     victim = min(file for file in folder.iterdir() if file.suffix not in {".json", ".index"})
     os.truncate(victim, victim.stat().st_size * 2 // 3)
-    with pytest.raises((Corrupt, Invalid), match=victim.name):
+    with pytest.raises((CorruptData, Invalid), match=victim.name):
         whole(open_source(folder))
 
 
@@ -58,7 +58,7 @@ def test_an_empty_or_strange_file_is_named(kind: str, tmp_path: Path) -> None:
         if kind == "jsonl" and not found:
             continue
         victim.write_bytes(found)
-        with pytest.raises((Corrupt, Invalid), match=victim.name):
+        with pytest.raises((CorruptData, Invalid), match=victim.name):
             whole(open_source(folder))
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_changes_under_a_reader_is_named(kind: str, tmp_path: Path) 
     source = open_source(folder)
     victim = next(iter(sorted(folder.glob(f"*.{'tar' if kind == 'tar' else kind}"))))
     victim.write_bytes(victim.read_bytes() + b" ")
-    with pytest.raises(Corrupt, match=rf"{victim.name} changed"):
+    with pytest.raises(CorruptData, match=rf"{victim.name} changed"):
         whole(source)
 
 
@@ -80,7 +80,7 @@ def test_a_torn_row_group_is_named_with_its_rows(tmp_path: Path) -> None:
     start = about.data_page_offset
     raw[start : start + about.total_compressed_size] = b"\xff" * about.total_compressed_size
     file.write_bytes(raw)
-    with pytest.raises(Corrupt, match=r"rows 200 to 299 of .*a\.parquet"):
+    with pytest.raises(CorruptData, match=r"rows 200 to 299 of .*a\.parquet"):
         whole(open_source(file))
 
 
@@ -121,7 +121,7 @@ def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
 
 
 def test_tensors_that_numpy_has_no_word_for_are_taken_as_they_are() -> None:
-    feed = Feed({"x": torch.arange(10).bfloat16()}, 5, shuffle=False)
+    feed = BatchLoader({"x": torch.arange(10).bfloat16()}, 5, shuffle=False)
     assert torch.equal(next(feed.stream(0, 1)).batch["x"], torch.arange(5).bfloat16())
 
 
@@ -151,7 +151,7 @@ def test_tables_with_gaps_texts_and_lists(tmp_path: Path) -> None:
         assert found["word"] == ["u", "v", "u"]
         assert found["time"].tolist() == [0, 1, 2]
         assert found["wide"].tobytes() == b"abcdef"
-        batch = next(Feed(file, 3).stream(0, 1)).batch
+        batch = next(BatchLoader(file, 3).stream(0, 1)).batch
         assert isinstance(batch["time"], torch.Tensor)
 
 
@@ -175,7 +175,7 @@ def test_shards_keep_texts_bytes_and_ragged_arrays(make: Any, tmp_path: Path) ->
         for i in range(3000)
     ]
     folder = write_shards(make(rows), tmp_path / "s", shard_bytes=20_000)
-    verify(folder)
+    verify_shards(folder)
     source = open_source(folder)
     assert len(source.counts) > 1
     ids = np.random.default_rng(0).permutation(3000)
@@ -201,18 +201,18 @@ def test_a_flipped_byte_in_a_shard_is_found(tmp_path: Path) -> None:
     raw = bytearray(victim.read_bytes())
     raw[-70] ^= 1
     victim.write_bytes(raw)
-    with pytest.raises(Corrupt, match=victim.name):
-        verify(folder)
+    with pytest.raises(CorruptData, match=victim.name):
+        verify_shards(folder)
     raw[30] ^= 1
     victim.write_bytes(raw)
-    with pytest.raises(Corrupt, match=r"header of .*part-000000"):
+    with pytest.raises(CorruptData, match=r"header of .*part-000000"):
         whole(open_source(folder))
 
 
 def test_shards_that_were_not_written_to_their_end_are_refused(tmp_path: Path) -> None:
     folder = put("shards", tmp_path / "s")
     (folder / "shards.json").unlink()
-    with pytest.raises(Corrupt, match="not written to its end"):
+    with pytest.raises(CorruptData, match="not written to its end"):
         open_source(folder)
 
 
@@ -226,7 +226,7 @@ def test_values_of_several_kinds_in_a_column_are_refused(tmp_path: Path) -> None
 def test_lines_tell_which_one_is_bad(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2\n{"m": 3}\n')
     source = open_source(tmp_path)
-    with pytest.raises(Corrupt, match=r"sample 1 in .*a\.jsonl"):
+    with pytest.raises(CorruptData, match=r"sample 1 in .*a\.jsonl"):
         source.take(np.array([0, 1]))
     with pytest.raises(Invalid, match="sample 2 has no column n"):
         source.take(np.array([0, 2]))
@@ -261,7 +261,7 @@ def test_images_without_decoding_are_bytes(tmp_path: Path) -> None:
 
 
 def test_decoding_without_pillow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falaj.feed.files.find_spec", lambda name: None)
+    monkeypatch.setattr("falaj.feed.file_samples.find_spec", lambda name: None)
     image(tmp_path / "cat", "1.png", b"one")
     with pytest.raises(Invalid, match="Pillow"):
         open_source(tmp_path, decode=True)
@@ -276,7 +276,7 @@ def test_images_are_decoded(tmp_path: Path) -> None:
     image(tmp_path / "cat", "2.png", raw.getvalue())
     assert whole(open_source(tmp_path))["image"].shape == (2, 4, 5, 3)
     image(tmp_path / "cat", "3.png", b"torn")
-    with pytest.raises(Corrupt, match=r"sample 2 in .*3\.png"):
+    with pytest.raises(CorruptData, match=r"sample 2 in .*3\.png"):
         whole(open_source(tmp_path))
 
 
@@ -298,7 +298,7 @@ def test_archives_are_listed_once_and_missing_members_are_none(tmp_path: Path) -
 
 def test_streams_are_told_their_epoch_and_must_keep_their_word() -> None:
     dataset = Sized(10)
-    assert [numbers(g.batch)[0] for g in Feed(dataset, 5).stream(0, 4)] == [0, 5, 7, 2]
+    assert [numbers(g.batch)[0] for g in BatchLoader(dataset, 5).stream(0, 4)] == [0, 5, 7, 2]
     assert dataset.epochs == [0, 1]
 
     class Short(Streamed):
@@ -306,12 +306,12 @@ def test_streams_are_told_their_epoch_and_must_keep_their_word() -> None:
             return self.size + 1
 
     with pytest.raises(Invalid, match="ended after 10 samples and says it has 11"):
-        list(Feed(Short(10), 11).stream(0, 1))
+        list(BatchLoader(Short(10), 11).stream(0, 1))
 
 
 def test_a_stream_has_one_reader() -> None:
     with pytest.raises(Invalid, match="workers"):
-        next(Feed(Streamed(), 5, workers=1).stream(0, 1))
+        next(BatchLoader(Streamed(), 5, workers=1).stream(0, 1))
 
 
 def test_arrays_by_themselves_are_a_column() -> None:

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt, Invalid, NotFound
+from falaj.core.errors import CorruptData, Invalid, NotFound
+from falaj.feed.batch_loader import BatchLoader
 from falaj.feed.buckets import Buckets
-from falaj.feed.feed import Feed
 from falaj.feed.shards import write_shards
 from falaj.feed.sources import open_source
 from falaj.feed.text import Tokens
@@ -28,7 +28,7 @@ def test_windows_overlap_by_the_token_to_foretell(kind: type, length: int, tmp_p
         expected = [np.arange(n * length, n * length + length + 1).tolist() for n in (0, last)]
         assert found.dtype == np.int64
         assert found.tolist() == expected
-    batch = next(Feed(tokens, 4).stream(0, 1)).batch
+    batch = next(BatchLoader(tokens, 4).stream(0, 1)).batch
     assert batch["tokens"].shape == (4, length + 1)
     assert batch["tokens"].dtype == torch.int64
 
@@ -37,7 +37,7 @@ def test_token_files_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.bin").write_bytes(b"123")
     (tmp_path / "none.bin").touch()
     for name in ("odd.bin", "none.bin"):
-        with pytest.raises(Corrupt, match=name):
+        with pytest.raises(CorruptData, match=name):
             Tokens(tmp_path / name, 1)
     with pytest.raises(NotFound):
         Tokens(tmp_path / "nowhere.bin", 1)
@@ -55,7 +55,7 @@ def ragged(folder: Path, lengths: list[int]) -> object:
 def test_buckets_pad_little_and_hold_every_sample_once_an_epoch(tmp_path: Path) -> None:
     lengths = np.random.default_rng(1).integers(1, 200, 400).tolist()
     source = Buckets(ragged(tmp_path / "s", lengths), lengths, tokens=1000, pad=-1)
-    feed = Feed(source, 6, micro=1, seed=4)
+    feed = BatchLoader(source, 6, micro=1, seed=4)
     epochs: list[list[int]] = [[], []]
     tokens = padding = 0
     for one in feed.stream(0, -(-2 * len(source) // 6)):
@@ -96,7 +96,7 @@ def test_buckets_are_a_function_of_seed_and_epoch(lengths: list[int], seed: int,
 def test_sums_over_buckets_are_sums_over_samples(tmp_path: Path) -> None:
     lengths = [3, 90, 17, 40, 41, 5, 77]
     source = Buckets(ragged(tmp_path / "s", lengths), lengths, tokens=200)
-    feed = Feed(source, len(source), micro=1)
+    feed = BatchLoader(source, len(source), micro=1)
     total = sum(float(one.batch["t"].sum()) for one in feed.stream(0, 1))
     count = sum(int(one.batch["lengths"].sum()) for one in feed.stream(0, 1))
     assert total == sum(n * length for n, length in enumerate(lengths))

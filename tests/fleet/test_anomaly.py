@@ -7,25 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.fleet import kinds
-from falaj.fleet.anomaly import Latch, SlotLimit, Trend, Watch
-from falaj.fleet.kinds import Sign
+from falaj.fleet import alert_kinds
+from falaj.fleet.alert_kinds import AlertSignal
+from falaj.fleet.anomaly import AlertLatch, MinuteTrend, SlotLimit, TargetWatch
 from tests.fleet.traces import HOUR, MINUTE, STEP_S, normal_node, normal_run
 
 Figures = dict[str, float]
 
 
-def node_signs(rows: Iterable[tuple[int, Figures]]) -> list[tuple[int, Sign]]:
-    watch, found = Watch(), list[tuple[int, Sign]]()
+def node_signs(rows: Iterable[tuple[int, Figures]]) -> list[tuple[int, AlertSignal]]:
+    watch, found = TargetWatch(), list[tuple[int, AlertSignal]]()
     for at, figures in rows:
         held = {0: "job"} if figures.pop("held") else dict[int, str]()
         found += [(at, sign) for sign in watch.node(at, figures, held)]
     return found
 
 
-def run_signs(rows: Iterable[tuple[int, Figures]], members: int, memory: float = 64_000) -> list[tuple[int, Sign]]:
+def run_signs(
+    rows: Iterable[tuple[int, Figures]], members: int, memory: float = 64_000
+) -> list[tuple[int, AlertSignal]]:
     slots = {slot: SlotLimit("worker", f"hall/n{slot}", 8, memory) for slot in range(members)}
-    watch = Watch()
+    watch = TargetWatch()
     return [(at, sign) for at, figures in rows for sign in watch.run(at, figures, slots)]
 
 
@@ -76,12 +78,12 @@ def _filling(age: int, figures: Figures) -> None:
 @pytest.mark.parametrize(
     ("kind", "wrong", "most_s"),
     [
-        (kinds.IDLE, _idle, 12 * MINUTE),
-        (kinds.HEAT, _hot, 14 * MINUTE),
-        (kinds.HEAT, _hot_and_silent, 14 * MINUTE),
-        (kinds.FAULT, _faulty, MINUTE),
-        (kinds.LEAK, _leaking, 75 * MINUTE),
-        (kinds.DISK, _filling, 75 * MINUTE),
+        (alert_kinds.IDLE, _idle, 12 * MINUTE),
+        (alert_kinds.HEAT, _hot, 14 * MINUTE),
+        (alert_kinds.HEAT, _hot_and_silent, 14 * MINUTE),
+        (alert_kinds.FAULT, _faulty, MINUTE),
+        (alert_kinds.LEAK, _leaking, 75 * MINUTE),
+        (alert_kinds.DISK, _filling, 75 * MINUTE),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -100,7 +102,7 @@ def test_trouble_of_a_node_is_found_once_and_soon(
     assert len(opened) == 1, found
     assert begin <= opened[0] <= begin + most_s
     # What belongs to a job ends with it, a fault after a day; all else ends when it is over.
-    ends = [True, False] if kind in (kinds.HEAT, kinds.DISK) else [True, False][: len(found)]
+    ends = [True, False] if kind in (alert_kinds.HEAT, alert_kinds.DISK) else [True, False][: len(found)]
     assert [sign.opens for _, sign in found] == ends
 
 
@@ -123,10 +125,10 @@ def _leak(age: int, figures: Figures) -> None:
 @pytest.mark.parametrize(
     ("kind", "part", "wrong", "most_s"),
     [
-        (kinds.STRAGGLER, "2", _lag, 20 * MINUTE),
-        (kinds.STRAGGLER, "r2", _late, 20 * MINUTE),
-        (kinds.STARVED, "1", _starve, 15 * MINUTE),
-        (kinds.LEAK, "slot 3", _leak, 75 * MINUTE),
+        (alert_kinds.STRAGGLER, "2", _lag, 20 * MINUTE),
+        (alert_kinds.STRAGGLER, "r2", _late, 20 * MINUTE),
+        (alert_kinds.STARVED, "1", _starve, 15 * MINUTE),
+        (alert_kinds.LEAK, "slot 3", _leak, 75 * MINUTE),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -145,17 +147,17 @@ def test_trouble_of_a_run_is_found_once_and_soon(
 
 
 def test_what_one_job_did_is_not_laid_at_the_next_ones_door() -> None:
-    watch = Watch()
+    watch = TargetWatch()
     idle = {"0.busy": 0.0}
     first = [sign for at in range(0, 9 * MINUTE, STEP_S) for sign in watch.node(at, idle, {0: "a"})]
     second = [sign for at in range(9 * MINUTE, 18 * MINUTE, STEP_S) for sign in watch.node(at, idle, {0: "b"})]
     assert first + second == []
     (sign,) = [sign for at in range(18 * MINUTE, 25 * MINUTE, STEP_S) for sign in watch.node(at, idle, {0: "b"})]
-    assert (sign.kind, sign.opens, sign.since) == (kinds.IDLE, True, 9 * MINUTE)
+    assert (sign.kind, sign.opens, sign.since) == (alert_kinds.IDLE, True, 9 * MINUTE)
 
 
 def test_who_takes_over_does_not_say_it_again_and_closes_what_another_opened() -> None:
-    watch = Watch([(kinds.IDLE, "0")])
+    watch = TargetWatch([(alert_kinds.IDLE, "0")])
     quiet = [sign for at in range(0, HOUR, STEP_S) for sign in watch.node(at, {"0.busy": 0.0}, {0: "a"})]
     busy = [sign for at in range(HOUR, 2 * HOUR, STEP_S) for sign in watch.node(at, {"0.busy": 90.0}, {0: "a"})]
     assert (quiet, [sign.opens for sign in busy]) == ([], [False])
@@ -164,7 +166,7 @@ def test_who_takes_over_does_not_say_it_again_and_closes_what_another_opened() -
 @given(st.lists(st.booleans(), min_size=1, max_size=400), st.integers(60, 900), st.integers(60, 900))
 @settings(max_examples=200, deadline=None)
 def test_a_latch_never_flaps(looks: list[bool], open_s: int, close_s: int) -> None:
-    latch, turned = Latch((open_s, close_s)), list[int]()
+    latch, turned = AlertLatch((open_s, close_s)), list[int]()
     for number, bad in enumerate(looks):
         before = latch.opened
         if latch.feed(number * 15, bad):
@@ -178,13 +180,13 @@ def test_a_latch_never_flaps(looks: list[bool], open_s: int, close_s: int) -> No
 @given(st.floats(1, 50), st.floats(0, 20), st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
 def test_a_trend_says_when_the_limit_is_reached(slope: float, noise: float, seed: int) -> None:
-    random, trend = Random(seed), Trend()
+    random, trend = Random(seed), MinuteTrend()
     for minute in range(60):
         trend.feed(minute * 60, slope * (100 + minute + random.uniform(-noise, noise) / 20))
     left = trend.left_s(slope * 300)
     assert left is not None
     assert left == pytest.approx(142 * 60, rel=0.1)
-    flat = Trend()
+    flat = MinuteTrend()
     for minute in range(60):
         flat.feed(minute * 60, 1000 + random.uniform(-noise, noise))
     assert flat.left_s(2000) is None

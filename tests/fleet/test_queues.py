@@ -9,9 +9,9 @@ import pytest
 
 import falaj
 from falaj.core.errors import Conflict, Invalid, NotFound
-from falaj.fleet.amounts import amount, mebibytes, seconds
-from falaj.fleet.budgets import read_budget, window_end, window_of
-from falaj.fleet.queues import queue_for, read_rules
+from falaj.fleet.amounts import parse_amount, parse_mebibytes, parse_seconds
+from falaj.fleet.budgets import find_window_end, format_window_start, read_budget
+from falaj.fleet.queues import find_queue, read_rules
 from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
@@ -130,28 +130,34 @@ def test_the_closest_name_wins(here: Any) -> None:
     here.queues.add("root/many", projects=("bank/*", "clinic/*"))
     with here.house.ledger.read(here.house.system()) as tx:
         rules = read_rules(tx)
-    found = [queue_for(rules, *place).name for place in (("bank", "fraud"), ("bank", "x"), ("other", "x"))]
+    found = [find_queue(rules, *place).name for place in (("bank", "fraud"), ("bank", "x"), ("other", "x"))]
     assert found == ["root/one", "root/many", "root/default"]
-    assert queue_for(rules, "bank", "fraud", "root/many").name == "root/many"
-    assert isinstance(refusal(lambda: queue_for(rules, "other", "x", "root/one")), Invalid)
+    assert find_queue(rules, "bank", "fraud", "root/many").name == "root/many"
+    assert isinstance(refusal(lambda: find_queue(rules, "other", "x", "root/one")), Invalid)
 
 
 def test_amounts_as_people_write_them() -> None:
-    assert (amount("cpu", "1.5"), amount("gpu:H100", 2), amount("tpu", 8)) == (1500, 2000, 8)
-    assert [mebibytes(text) for text in ("64GiB", "512M", "1GB", 100, "1KiB")] == [65536, 512, 954, 100, 1]
-    assert [seconds(text) for text in ("90", "15m", "1.5h", "7d")] == [90, 900, 5400, 604_800]
+    assert (parse_amount("cpu", "1.5"), parse_amount("gpu:H100", 2), parse_amount("tpu", 8)) == (1500, 2000, 8)
+    assert [parse_mebibytes(text) for text in ("64GiB", "512M", "1GB", 100, "1KiB")] == [65536, 512, 954, 100, 1]
+    assert [parse_seconds(text) for text in ("90", "15m", "1.5h", "7d")] == [90, 900, 5400, 604_800]
 
 
 def test_windows_begin_where_people_expect() -> None:
     now = 1_794_738_000.0  # 2026-11-15, a Sunday
-    assert [window_of(one, now) for one in ("day", "week", "month")] == ["2026-11-15", "2026-11-09", "2026-11-01"]
-    assert window_of("30d", now) == window_of("30d", now + 86_400 * (29 - (int(now) // 86_400) % 30))
-    ends = [datetime.fromtimestamp(window_end(one, now), UTC) for one in ("day", "week", "month")]
+    assert [format_window_start(one, now) for one in ("day", "week", "month")] == [
+        "2026-11-15",
+        "2026-11-09",
+        "2026-11-01",
+    ]
+    assert format_window_start("30d", now) == format_window_start(
+        "30d", now + 86_400 * (29 - (int(now) // 86_400) % 30)
+    )
+    ends = [datetime.fromtimestamp(find_window_end(one, now), UTC) for one in ("day", "week", "month")]
     assert [day.strftime("%Y-%m-%d %H") for day in ends] == ["2026-11-16 00", "2026-11-16 00", "2026-12-01 00"]
     assert (
-        window_of("30d", window_end("30d", now) - 1)
-        == window_of("30d", now)
-        != window_of("30d", window_end("30d", now))
+        format_window_start("30d", find_window_end("30d", now) - 1)
+        == format_window_start("30d", now)
+        != format_window_start("30d", find_window_end("30d", now))
     )
     rule = read_budget("money=2.5/week")
     assert (rule.amount, rule.stops, rule.brief) == (2_500_000, False, "money=2.5/week:best-effort")

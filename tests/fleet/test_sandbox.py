@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 import falaj
-from falaj.backends.process_cage import powers
+from falaj.backends.process_sandbox import probe_isolation
 from falaj.core.errors import Invalid
-from falaj.core.settings import Backup, Settings
+from falaj.core.settings import BackupSettings, Settings
 from falaj.fleet import sandbox
 from tests.jobs.lab import Lab
 from tests.town import Town, refusal
 
-whole = pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole cage")
+whole = pytest.mark.skipif(
+    bool(probe_isolation(gettempdir()).missing), reason="this machine cannot enforce a whole cage"
+)
 TELL = """
 import json, os
 def seen(path):
@@ -53,23 +55,23 @@ def test_a_tenants_job_runs_in_a_cage_and_what_it_made_is_published(town: Town, 
 
 def test_what_the_house_requires_no_cluster_lowers() -> None:
     house = {"sandbox": "best", "hidden": "here"}
-    assert sandbox.chosen(house, "process:?sandbox=off", {}) == {"hidden": "here"}
-    assert sandbox.chosen(house, "process:", {"sandbox": "required"})["sandbox"] == "required"
+    assert sandbox.merge_options(house, "process:?sandbox=off", {}) == {"hidden": "here"}
+    assert sandbox.merge_options(house, "process:", {"sandbox": "required"})["sandbox"] == "required"
     strict = house | {"sandbox": "required"}
-    assert sandbox.chosen(strict, "process:?sandbox=off", {"sandbox": "off"})["sandbox"] == "required"
+    assert sandbox.merge_options(strict, "process:?sandbox=off", {"sandbox": "off"})["sandbox"] == "required"
 
 
 @pytest.mark.parametrize(
     ("address", "options"), [("process:", {"hidden": "/srv/more"}), ("process:?hidden=/srv/more", {})]
 )
 def test_what_a_cluster_hides_comes_beside_what_the_house_hides(address: str, options: dict[str, str]) -> None:
-    found = sandbox.chosen({"sandbox": "best", "hidden": "/srv/falaj,/keys"}, address, options)
+    found = sandbox.merge_options({"sandbox": "best", "hidden": "/srv/falaj,/keys"}, address, options)
     assert found["hidden"].split(",") == ["/srv/falaj", "/keys", "/srv/more"]
 
 
 def test_everything_that_the_platform_keeps_is_hidden() -> None:
     settings = Settings(home="/srv/falaj", store="sqlite:/data/ledger.db", secrets="file:/keys", blobs="s3://far/away")
-    told = sandbox.options_of(settings)
+    told = sandbox.build_options(settings)
     assert told["hidden"].split(",") == [
         "/srv/falaj",
         "/data/ledger.db",
@@ -79,10 +81,10 @@ def test_everything_that_the_platform_keeps_is_hidden() -> None:
     ]
     assert told["platform"] == "http://127.0.0.1:8470"
     by_tenant = Settings(
-        home="/srv/falaj", online="lmdb:/srv/online/of-{tenant}/rows", backup=Backup(to="dir:/backups")
+        home="/srv/falaj", online="lmdb:/srv/online/of-{tenant}/rows", backup=BackupSettings(to="dir:/backups")
     )
-    assert "/backups" in sandbox.options_of(by_tenant)["hidden"].split(",")
-    assert "/srv/online" in sandbox.options_of(by_tenant)["hidden"].split(",")
+    assert "/backups" in sandbox.build_options(by_tenant)["hidden"].split(",")
+    assert "/srv/online" in sandbox.build_options(by_tenant)["hidden"].split(",")
 
 
 def test_folders_of_all_clusters_and_stores_of_zones_are_hidden(
@@ -128,7 +130,7 @@ def test_tenants_person_who_asks_a_cluster_first_is_answered(tmp_path: Path) -> 
 def test_whose_jobs_run_without_a_sandbox_is_known(
     house: str, address: str, options: dict[str, str], single_user: bool, whose: str
 ) -> None:
-    assert sandbox.unsandboxed({"sandbox": house}, address, options, single_user) == whose
+    assert sandbox.find_unsandboxed({"sandbox": house}, address, options, single_user) == whose
 
 
 def test_required_refuses_clusters_without_a_sandbox(tmp_path: Path) -> None:
@@ -175,12 +177,15 @@ def test_a_ray_cluster_takes_jobs_of_a_single_tenant(tmp_path: Path) -> None:
 
 
 def test_what_is_not_enforced_is_said() -> None:
-    assert sandbox.in_words({"user": "its own", "network": ""}) == "user: its own; NOT enforced: network"
+    assert sandbox.describe_enforced({"user": "its own", "network": ""}) == "user: its own; NOT enforced: network"
 
 
 @pytest.mark.parametrize("writable", ["/srv/falaj", "/srv/falaj/keys", "/srv/scratch,/srv/falaj/online"])
 def test_folders_of_the_platform_are_never_shown_to_attempts(writable: str) -> None:
     platform = {"sandbox": "best", "hidden": "/srv/falaj"}
     with pytest.raises(Invalid, match="outside of the platform's own"):
-        sandbox.chosen(platform, "process:", {"writable": writable})
-    assert sandbox.chosen(platform, "process:", {"writable": "/srv/falaj-scratch"})["writable"] == "/srv/falaj-scratch"
+        sandbox.merge_options(platform, "process:", {"writable": writable})
+    assert (
+        sandbox.merge_options(platform, "process:", {"writable": "/srv/falaj-scratch"})["writable"]
+        == "/srv/falaj-scratch"
+    )

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt
-from falaj.fleet.frames import Frame
-from falaj.fleet.samples import Samples, Source
-from falaj.fleet.subjects import DAY_S, HOUR_S, node_subject, run_subject
-from falaj.fleet.telemetry import Telemetry
+from falaj.core.errors import CorruptData
+from falaj.fleet.figure_frames import FigureFrame
+from falaj.fleet.telemetry import TelemetryStore
+from falaj.fleet.telemetry_samples import SampleRecorder, SampleSource
+from falaj.fleet.telemetry_targets import DAY_S, HOUR_S, make_node_target, make_run_target
 from tests.town import Town, refusal
 
-NODE = node_subject("hall/n1", "ae-dubai")
+NODE = make_node_target("hall/n1", "ae-dubai")
 START = 1_800_000_000 // DAY_S * DAY_S
 FIGURES = st.dictionaries(st.sampled_from(["0.busy", "0.xid", "load", "r1.pace"]), st.integers(0, 10**9), max_size=4)
 
@@ -30,8 +30,8 @@ def town(tmp_path: Path) -> Iterator[Town]:
 
 
 @pytest.fixture
-def telemetry(town: Town) -> Telemetry:
-    found: Telemetry = town.house.desks["clusters"].telemetry
+def telemetry(town: Town) -> TelemetryStore:
+    found: TelemetryStore = town.house.desks["clusters"].telemetry
     return found
 
 
@@ -58,38 +58,38 @@ def gpu_samples(random: Random, start: int, stop: int, gpus: int = 8) -> Iterato
 @given(st.lists(st.tuples(st.integers(0, 10**9), FIGURES), max_size=40))
 @settings(deadline=None)
 def test_frames_come_back_as_they_went(rows: list[tuple[int, dict[str, int]]]) -> None:
-    frame = Frame.of((float(at), {**figures}) for at, figures in rows)
-    again = Frame.unpack(frame.pack())
+    frame = FigureFrame.of((float(at), {**figures}) for at, figures in rows)
+    again = FigureFrame.unpack(frame.pack())
     assert again.times.tolist() == frame.times.tolist()
     for name, values in frame.columns.items():
         assert np.allclose(again.columns[name], values, equal_nan=True)
-    parts = [Frame.of([(float(at), {**figures})]) for at, figures in rows]
-    joined = Frame.joined(parts)
+    parts = [FigureFrame.of([(float(at), {**figures})]) for at, figures in rows]
+    joined = FigureFrame.joined(parts)
     assert joined.times.tolist() == frame.times.tolist()
     assert all(np.allclose(joined.columns[name], values, equal_nan=True) for name, values in frame.columns.items())
 
 
 def test_minutes_have_means_and_peaks_and_counts_add_up() -> None:
-    frame = Frame.of((at, {"0.busy": at % 60, "0.xid": 1.0}) for at in range(0, 7200, 5))
+    frame = FigureFrame.of((at, {"0.busy": at % 60, "0.xid": 1.0}) for at in range(0, 7200, 5))
     hours = frame.rolled(60).rolled(3600)
     assert hours.times.tolist() == [0, 3600]
     assert hours.columns["0.busy"].tolist() == [27.5, 27.5]
     assert hours.columns["0.busy^"].tolist() == [55, 55]
     assert hours.columns["0.xid"].tolist() == [720, 720]
     assert "0.xid^" not in hours.columns
-    with pytest.raises(Corrupt):
-        Frame.unpack(frame.pack()[:-20])
+    with pytest.raises(CorruptData):
+        FigureFrame.unpack(frame.pack()[:-20])
 
 
 def test_a_node_of_eight_gpus_costs_little_a_day() -> None:
     """Two hours stand for a day: packed by the hour as it is kept."""
     random = Random(1)
-    raw = [Frame.of(gpu_samples(random, hour * HOUR_S, (hour + 1) * HOUR_S)) for hour in range(2)]
+    raw = [FigureFrame.of(gpu_samples(random, hour * HOUR_S, (hour + 1) * HOUR_S)) for hour in range(2)]
     size = sum(len(frame.pack()) + len(frame.rolled(60).pack()) for frame in raw) * 12
     assert size < 3_000_000
 
 
-def test_what_is_told_is_sealed_tidied_and_forgotten(town: Town, telemetry: Telemetry) -> None:
+def test_what_is_told_is_sealed_tidied_and_forgotten(town: Town, telemetry: TelemetryStore) -> None:
     random, end = Random(2), START + 3 * HOUR_S
     told = list(gpu_samples(random, START, end, gpus=1))
     for number, (at, figures) in enumerate(told):
@@ -97,7 +97,7 @@ def test_what_is_told_is_sealed_tidied_and_forgotten(town: Town, telemetry: Tele
         if number % 30 == 29:
             telemetry.flush()
     telemetry.flush()
-    series = town.house._series()
+    series = town.house._open_series()
     assert all(b"busy" not in block.data for block in series.read("house", [NODE.series("raw")], ""))
     before = telemetry.read([NODE], START)[NODE]
     for _ in range(2):  # again, it finds nothing to do
@@ -117,7 +117,7 @@ def test_what_is_told_is_sealed_tidied_and_forgotten(town: Town, telemetry: Tele
     assert len(telemetry.read([NODE], START, "hour")[NODE]) == 3
 
 
-def test_what_comes_late_is_added_to_its_hour(telemetry: Telemetry) -> None:
+def test_what_comes_late_is_added_to_its_hour(telemetry: TelemetryStore) -> None:
     now = START + HOUR_S + 300
     telemetry.put(NODE, START + 10, {"load": 1}, now)
     telemetry.flush()
@@ -131,7 +131,7 @@ def test_what_comes_late_is_added_to_its_hour(telemetry: Telemetry) -> None:
     assert telemetry.read([NODE], START)[NODE].column("load").tolist() == [1, 3, 9]
 
 
-def test_a_clock_that_is_wrong_and_a_sample_of_last_week_are_not_kept(telemetry: Telemetry) -> None:
+def test_a_clock_that_is_wrong_and_a_sample_of_last_week_are_not_kept(telemetry: TelemetryStore) -> None:
     for at in (START - 2 * DAY_S, START + HOUR_S):
         telemetry.put(NODE, at, {"load": 1}, START)
     telemetry.flush()
@@ -142,9 +142,9 @@ def fact(at: float, slot: int = 0, **more: Any) -> dict[str, Any]:
     return {"kind": "telemetry", "at": at, "slot": slot, "cpu_s": (at - START) * 2, "rss": 1 << 30, "load": 1.0, **more}
 
 
-def test_counters_become_rates_and_slots_speak_for_their_own_devices(telemetry: Telemetry) -> None:
-    samples = Samples(telemetry)
-    source = Source("bank", "j1", "train-1", "ae-dubai", (("hall/n1", (2, 3)),), START)
+def test_counters_become_rates_and_slots_speak_for_their_own_devices(telemetry: TelemetryStore) -> None:
+    samples = SampleRecorder(telemetry)
+    source = SampleSource("bank", "j1", "train-1", "ae-dubai", (("hall/n1", (2, 3)),), START)
     devices = [{"index": 2, "busy": 50, "throttled": 0x40, "ecc": 7, "xid": 1}, {"index": 5, "busy": 99}]
     for at, xid in ((START, 0), (START + 10, 1), (START + 20, 3)):
         devices[0]["xid"] = xid
@@ -154,7 +154,7 @@ def test_counters_become_rates_and_slots_speak_for_their_own_devices(telemetry: 
     )
     telemetry.flush()
     node = telemetry.read([NODE], START)[NODE]
-    run = telemetry.read([run_subject("bank", "j1", "ae-dubai")], START)
+    run = telemetry.read([make_run_target("bank", "j1", "ae-dubai")], START)
     (figures,) = run.values()
     assert {name.partition(".")[0] for name in node.columns if "." in name} == {"2"}
     assert (node.column("2.xid").tolist(), node.column("2.ecc").tolist()) == ([0, 1, 2], [0, 0, 0])
@@ -173,9 +173,11 @@ def test_counters_become_rates_and_slots_speak_for_their_own_devices(telemetry: 
         {"rss": 10**400}, {"at": 10**400}, {"kind": "progress", "rank": 10**9, "step": 1},
     ],
 )  # fmt: skip
-def test_a_process_may_write_what_it_likes(telemetry: Telemetry, odd: dict[str, Any]) -> None:
-    source = Source("bank", "j1", "train-1", "ae-dubai", (("hall/n1", (0,)),), START)
-    Samples(telemetry).take(source, [{**fact(START), **odd}, {"kind": "progress", "step": [], "rank": {}}], START)
+def test_a_process_may_write_what_it_likes(telemetry: TelemetryStore, odd: dict[str, Any]) -> None:
+    source = SampleSource("bank", "j1", "train-1", "ae-dubai", (("hall/n1", (0,)),), START)
+    SampleRecorder(telemetry).take(
+        source, [{**fact(START), **odd}, {"kind": "progress", "step": [], "rank": {}}], START
+    )
     telemetry.flush()
 
 

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from falaj.fleet.trend import forecast
+from falaj.fleet.usage_trend import forecast_usage
 
 
 def use(random: Random, hours: int, slope: float, noise: float = 2.0) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
@@ -23,7 +23,7 @@ def test_four_of_five_hours_fall_into_the_interval(seed: int) -> None:
     random = Random(seed)
     whole = use(random, 24 * 7 * 7, 0.02)
     known, truth = whole[: 24 * 35], whole[24 * 35 :]
-    ahead = forecast(known, len(truth))
+    ahead = forecast_usage(known, len(truth))
     assert ahead is not None
     told = ~np.isnan(truth) & (truth > 0)
     inside = (truth >= np.array(ahead.low)) & (truth <= np.array(ahead.high))
@@ -34,15 +34,15 @@ def test_four_of_five_hours_fall_into_the_interval(seed: int) -> None:
 
 
 def test_a_pool_that_fills_up_says_when() -> None:
-    ahead = forecast(use(Random(1), 24 * 28, 0.05, noise=1.0), 24 * 14)
+    ahead = forecast_usage(use(Random(1), 24 * 28, 0.05, noise=1.0), 24 * 14)
     assert ahead is not None
     middle, worst = ahead.full(24 * 28 * 0.05 + 40)
     assert 0 < worst <= middle < 24 * 14
-    assert forecast(use(Random(1), 24 * 28, 0.0), 24 * 14).full(60) == (-1, -1)  # type: ignore[union-attr]
+    assert forecast_usage(use(Random(1), 24 * 28, 0.0), 24 * 14).full(60) == (-1, -1)  # type: ignore[union-attr]
 
 
 def test_with_little_seen_nobody_knows() -> None:
-    assert forecast(np.full(47, 1.0), 24) is None
-    short = forecast(np.full(48, 3.0), 24)
+    assert forecast_usage(np.full(47, 1.0), 24) is None
+    short = forecast_usage(np.full(48, 3.0), 24)
     assert short is not None
     assert set(short.middle) == {3.0}

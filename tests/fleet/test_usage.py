@@ -7,20 +7,22 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.backends.sqlite import SqliteStore
+from falaj.backends.sqlite import SqliteLedgerStore
 from falaj.core.label import Label
-from falaj.core.ports import Key
+from falaj.core.ports import RecordKey
 from falaj.core.ref import Ref
-from falaj.fleet.usage import TOGETHER, Spell, keep, spell_of, table
-from falaj.fleet.usage import spells as read
+from falaj.fleet.usage import MAX_ENTRIES_PER_RECORD, UsageEntry, sum_entries, to_usage_entry, write_entries
+from falaj.fleet.usage import iter_entries as read
 from falaj.store.ledger import Ledger
-from falaj.store.loop import house_context
-from falaj.store.records import Record
+from falaj.store.reconcile_loop import system_context
+from falaj.store.records import LedgerRecord
 
 COSTS = st.fixed_dictionaries({"gpu_s": st.integers(0, 10**12), "cpu_s": st.integers(0, 10**12)})
 
 
-def ended(outcome: str, cost: dict[str, int], seconds: float, saved: float = 0.0, code: int = 0, **more: Any) -> Spell:
+def ended(
+    outcome: str, cost: dict[str, int], seconds: float, saved: float = 0.0, code: int = 0, **more: Any
+) -> UsageEntry:
     body = {
         "id": more.get("id", "j1"), "queue": more.get("queue", "root/a"), "who": {"id": more.get("who", "amal")},
         "attempt": {"id": "a-1", "started": 1000.0, "band": more.get("band", 2)},
@@ -29,8 +31,10 @@ def ended(outcome: str, cost: dict[str, int], seconds: float, saved: float = 0.0
         "attempts": [{"outcome": outcome, "code": code, "nodes": ["hall/n1"]}], "saved": saved,
         "outputs": more.get("outputs", {}),
     }  # fmt: skip
-    record = Record(Key("bank", "job", "fraud", body["id"]), 3, body, Label(), "ae-dubai", "amal", False, 0.0)
-    return spell_of(record, after, cost, seconds, 1000.0 + seconds)
+    record = LedgerRecord(
+        RecordKey("bank", "job", "fraud", body["id"]), 3, body, Label(), "ae-dubai", "amal", False, 0.0
+    )
+    return to_usage_entry(record, after, cost, seconds, 1000.0 + seconds)
 
 
 @given(
@@ -62,36 +66,39 @@ def test_rows_are_sums_and_name_who_wasted_what() -> None:
         ended("succeeded", {"gpu_s": 3 * hour, "money": 6_000_000}, 3600, id="j1", outputs={"m": "model:fraud/m@v2"}),
         ended("evicted", {"cpu_s": hour}, 3600, id="j2", who="mona", queue="root/b", band=0),
     ]
-    first, second = table(spells, "queue", {"j1": 1800.0})
+    first, second = sum_entries(spells, "queue", {"j1": 1800.0})
     assert (first.name, first.attempts, first.gpu_hours, first.lost_gpu_hours) == ("root/a", 2, 5, 2)
     assert (first.idle_gpu_hours, first.money, first.lost_to) == (0.5, 10, {"failed": 2})
     assert (second.name, second.cpu_hours, second.lost_to) == ("root/b", 1, {"evicted": 1})
-    assert [row.name for row in table(spells, "person", {})] == ["amal", "mona"]
-    assert [(row.name, row.money) for row in table(spells, "model", {})] == [("model:fraud/m@v2", 10)]
-    assert [row.name for row in table(spells, "project", {})] == ["bank/fraud"]
+    assert [row.name for row in sum_entries(spells, "person", {})] == ["amal", "mona"]
+    assert [(row.name, row.money) for row in sum_entries(spells, "model", {})] == [("model:fraud/m@v2", 10)]
+    assert [row.name for row in sum_entries(spells, "project", {})] == ["bank/fraud"]
     assert [spell.charged for spell in spells] == [True, True, False]
 
 
 def test_what_was_lost_adds_up_where_some_jobs_have_gpus_and_some_none() -> None:
     hour = 3_600_000
     spells = [ended("failed", {"gpu_s": hour, "cpu_s": hour}, 3600), ended("failed", {"cpu_s": 5 * hour}, 3600)]
-    (row,) = table(spells, "queue", {})
+    (row,) = sum_entries(spells, "queue", {})
     assert sum(row.lost_to.values()) == row.lost_gpu_hours == 1
 
 
 def test_entries_of_attempts_that_end_together_lie_in_one_record_for_each_that_may_see_them(tmp_path: Path) -> None:
-    store = SqliteStore(f"sqlite:{tmp_path}/ledger.db")
-    ledger, ctx = Ledger(store), house_context("jobs")
-    spells = [ended("succeeded", {"cpu_s": 5}, 10.0, id=f"j{number}") for number in range(TOGETHER + 2)]
-    jobs = [Record(Key("bank", "job", "fraud", one.id), 1, {}, Label(), "home", "a", False, 0.0) for one in spells]
+    store = SqliteLedgerStore(f"sqlite:{tmp_path}/ledger.db")
+    ledger, ctx = Ledger(store), system_context("jobs")
+    spells = [ended("succeeded", {"cpu_s": 5}, 10.0, id=f"j{number}") for number in range(MAX_ENTRIES_PER_RECORD + 2)]
+    jobs = [
+        LedgerRecord(RecordKey("bank", "job", "fraud", one.id), 1, {}, Label(), "home", "a", False, 0.0)
+        for one in spells
+    ]
     jobs[1] = replace(jobs[1], label=Label(classification=3))
     with ledger.write(ctx) as tx:
-        keep(tx, [(job, f"{one.id}-1", one) for job, one in zip(jobs, spells, strict=True)])
+        write_entries(tx, [(job, f"{one.id}-1", one) for job, one in zip(jobs, spells, strict=True)])
         tx.emit("test", Ref("note", "p", "n", "r1"))
     with ledger.read(ctx) as tx:
         records = tx.find("usage", tenant="bank").records
         found = list(read(tx, "bank", 1000.0, 1010.0, None))
     store.close()
-    assert sorted(len(record.body["spells"]) for record in records) == [1, 1, TOGETHER]
+    assert sorted(len(record.body["spells"]) for record in records) == [1, 1, MAX_ENTRIES_PER_RECORD]
     assert [record.label for record in records if record.key.name == "j1-1"] == [jobs[1].label]
     assert sorted(found, key=lambda one: one.id) == sorted(spells, key=lambda one: one.id)

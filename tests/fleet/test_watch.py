@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from falaj.core.execute import Device, NodeFacts
-from falaj.fleet.alerts import idle_seconds
-from falaj.fleet.subjects import HOUR_S, node_subject, pool_subject, run_subject
-from falaj.fleet.telemetry import Telemetry
-from falaj.fleet.watch import WatchLoop
-from falaj.jobs import life
+from falaj.core.executor import Device, NodeInfo
+from falaj.fleet.alerts import sum_idle_seconds
+from falaj.fleet.telemetry import TelemetryStore
+from falaj.fleet.telemetry_loop import TelemetryLoop
+from falaj.fleet.telemetry_targets import HOUR_S, make_node_target, make_pool_target, make_run_target
+from falaj.jobs import state_machine
 from falaj.jobs.records import JobSpec, RoleSpec
-from falaj.store.loop import Turn
+from falaj.store.reconcile_loop import LoopIteration
 from tests.town import Town
 
-NODE = node_subject("hall/n1", "ae-dubai")
+NODE = make_node_target("hall/n1", "ae-dubai")
 START = 1_800_000_000.0
 
 
@@ -27,20 +27,20 @@ class Hall:
         self.town = Town(home)
         self.house = self.town.house
         self.clusters = self.house.desks["clusters"]
-        self.telemetry: Telemetry = self.clusters.telemetry
+        self.telemetry: TelemetryStore = self.clusters.telemetry
         self.now = START
         self.ctx = replace(self.house.system(), now=lambda: self.now)
         self.town.as_("admin").clusters.add("hall", "process:?nodes=1", "ae-dubai")
         self.tell_nodes()
         spec = JobSpec(("python",), (RoleSpec(gpus=2, cpus=4, memory="8GiB"),))
         self.job = self.town.as_("amal").jobs.add("job:fraud/train", spec)
-        self.run = run_subject("bank", self.job.run.name, "ae-dubai")
+        self.run = make_run_target("bank", self.job.run.name, "ae-dubai")
         self.start()
-        self.loop = WatchLoop(self.house.ledger, self.clusters, str(home))
+        self.loop = TelemetryLoop(self.house.ledger, self.clusters, str(home))
 
     def tell_nodes(self, *, ready: bool = True) -> None:
         """The node as its cluster tells of it."""
-        facts = NodeFacts("n1", {"cpu": 8000, "memory": 16_000}, (Device(0, "H100"), Device(1, "H100")), ready=ready)
+        facts = NodeInfo("n1", {"cpu": 8000, "memory": 16_000}, (Device(0, "H100"), Device(1, "H100")), ready=ready)
         with self.house.ledger.project(self.ctx) as tx:
             self.clusters.write_nodes(tx, "hall", {"n1": facts})
 
@@ -53,7 +53,7 @@ class Hall:
             attempt["spots"] = [["hall/n1", 0, [0, 1], 1000]]
             use = {**old.body["use"], "nodes": {"hall/n1": {"gpu": 2000, "gpu:H100": 2000, "cpu": 4000}}}
             body = {**old.body, "state": "running", "attempt": attempt, "use": use}
-            tx.emit("jobs.start", tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body)).ref)
+            tx.emit("jobs.start", tx.put(old.key, body, rev=old.rev, terms=state_machine.build_index_terms(body)).ref)
 
     def end(self) -> None:
         """The job is over."""
@@ -61,7 +61,7 @@ class Hall:
         with self.house.ledger.write(ctx) as tx:
             old = tx.need(self.job.ref)
             body = {**old.body, "state": "succeeded", "attempt": None}
-            tx.emit("jobs.end", tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body)).ref)
+            tx.emit("jobs.end", tx.put(old.key, body, rev=old.rev, terms=state_machine.build_index_terms(body)).ref)
 
     def pass_time(self, minutes: float, token: int = 1, *, run: bool = False, **figures: float) -> None:
         """Samples every 15 seconds, and the loop's step."""
@@ -69,7 +69,7 @@ class Hall:
             self.now += 15
             told = {name.replace("_", ".", 1): value for name, value in figures.items()}
             self.telemetry.put(self.run if run else NODE, self.now, told, self.now)
-            self.loop.step(Turn(self.ctx, token, lambda: True))
+            self.loop.step(LoopIteration(self.ctx, token, lambda: True))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_an_idle_gpu_is_said_once_and_ends_with_its_job(hall: Hall) -> None:
     assert alerts(hall, "amal") == []
     assert alerts(hall, "amal", every=True) == [("gpu-idle", "0", "job:fraud/train", True)]
     with hall.house.ledger.read(hall.ctx) as tx:
-        (idle_s,) = idle_seconds(tx, "bank", START, hall.now).values()
+        (idle_s,) = sum_idle_seconds(tx, "bank", START, hall.now).values()
     assert idle_s == pytest.approx(18 * 60, abs=60)
     said = [event.verb for event in hall.town.events("bank") if event.subject.kind == "alert"]
     assert said == ["clusters.alert", "clusters.calm"]
@@ -148,7 +148,7 @@ def test_pools_know_what_is_held_hour_by_hour(hall: Hall) -> None:
     hall.now += HOUR_S
     hall.end()
     hall.pass_time(10, load=1.0)
-    assert len(hall.telemetry.read([pool_subject("cpu", "ae-dubai")], START, "hour").popitem()[1]) == 2
+    assert len(hall.telemetry.read([make_pool_target("cpu", "ae-dubai")], START, "hour").popitem()[1]) == 2
     (now,) = hall.clusters.figures(hall.ctx)
     assert (now.node, now.figures["load"]) == ("hall/n1", 1.0)
     assert hall.clusters.history(hall.ctx, "hall/n1")[0].name == "load"

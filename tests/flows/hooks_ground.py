@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.ref import Ref
-from falaj.flows.delivering import HookLoop
-from falaj.flows.mail import Mailer
-from falaj.flows.sending import Post
-from falaj.store.loop import Turn, house_context
+from falaj.flows.event_mail import Mailer
+from falaj.flows.http_sender import WebhookPoster
+from falaj.flows.webhook_delivery import WebhookLoop
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from tests.town import Town
 
 HOOK = Ref.parse("hook:fraud/ci")
@@ -25,12 +25,12 @@ class Telling:
         self.ledger = self.town.house.ledger
         self.mona = self.town.as_("mona")
         self.later_s, self.token = 0.0, 1
-        self.post: Post | None = None
+        self.post: WebhookPoster | None = None
         self.mailer: Mailer | None = None
         self.loop = self.new_loop()
 
-    def new_loop(self) -> HookLoop:
-        return HookLoop(self.ledger, self.town.house.desks["flows"], self.post, self.mailer)
+    def new_loop(self) -> WebhookLoop:
+        return WebhookLoop(self.ledger, self.town.house.desks["flows"], self.post, self.mailer)
 
     def crash(self) -> None:
         """Another process leads from here on."""
@@ -41,8 +41,8 @@ class Telling:
         return time.time() + self.later_s
 
     def turn(self) -> None:
-        ctx = replace(house_context("hooks", self.town.house.settings.zone), now=self.now)
-        self.loop.step(Turn(ctx, self.token, lambda: True))
+        ctx = replace(system_context("hooks", self.town.house.settings.zone), now=self.now)
+        self.loop.step(LoopIteration(ctx, self.token, lambda: True))
 
     def until(self, done: Callable[[], bool]) -> None:
         """Turn the loop until something is so."""
@@ -51,8 +51,8 @@ class Telling:
             self.turn()
             assert time.monotonic() < deadline, "it never came"
 
-    def ctx(self, name: str) -> Context:
-        return Context(self.town.actor(name), self.town.house.settings.zone, purpose="fraud")
+    def ctx(self, name: str) -> CallContext:
+        return CallContext(self.town.actor(name), self.town.house.settings.zone, purpose="fraud")
 
     def say(self, verb: str = "catalog.promote", ref: str = "model:fraud/m", who: str = "mona", **body: Any) -> str:
         with self.ledger.write(self.ctx(who)) as tx:

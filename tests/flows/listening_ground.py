@@ -5,15 +5,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from falaj.core.context import Actor, Context
+from falaj.core.context import Actor, CallContext
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
-from falaj.flows.listening import StartLoop
-from falaj.flows.records import JOB, FlowPlan, StepPlan
-from falaj.jobs.attempts import who_of
+from falaj.flows.records import STEP_JOB, FlowPlan, StepPlan
+from falaj.flows.start_loop import StartLoop
+from falaj.jobs.attempts import to_submitter
 from falaj.jobs.records import JobSpec
-from falaj.platform import Platform
-from falaj.store.loop import Turn, house_context
+from falaj.server import LocalClient
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from tests.town import Town
 
 FLOW = Ref.parse("flow:fraud/retrain")
@@ -24,7 +24,7 @@ class Troubled:
 
     def __init__(self, ground: "Ground", actor: Actor, purpose: str) -> None:
         self._ground = ground
-        self._real = Platform(ground.town.house, actor, purpose).flows
+        self._real = LocalClient(ground.town.house, actor, purpose).flows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -50,7 +50,7 @@ class Ground:
         self.token = 1
         self.amal = self.town.as_("amal")
         self.town.as_("admin").clusters.change("local", {"tenants": "bank"})
-        step = StepPlan("wait", JOB, spec=JobSpec(command=("python3", "-c", "pass")))
+        step = StepPlan("wait", STEP_JOB, spec=JobSpec(command=("python3", "-c", "pass")))
         params = {"endpoint": "", "cause": "", "depth": "", "data": "", "rows": 0, "day": ""}
         self.amal.flows.add(FLOW, FlowPlan((step,), params))
 
@@ -89,12 +89,12 @@ class Ground:
         return time.time() + self.later_s
 
     def turn(self, times: int = 1) -> None:
-        ctx = replace(house_context("starts", self.town.house.settings.zone), now=self.now)
+        ctx = replace(system_context("starts", self.town.house.settings.zone), now=self.now)
         for _ in range(times):
-            self.loop.step(Turn(ctx, self.token, lambda: True))
+            self.loop.step(LoopIteration(ctx, self.token, lambda: True))
 
-    def ctx(self, name: str) -> Context:
-        return Context(self.town.actor(name), self.town.house.settings.zone, now=self.now, purpose="fraud")
+    def ctx(self, name: str) -> CallContext:
+        return CallContext(self.town.actor(name), self.town.house.settings.zone, now=self.now, purpose="fraud")
 
     def say(self, verb: str, ref: str, who: str = "amal", actor: str = "", **body: Any) -> None:
         """An event about a thing that is there, or made now; by `actor` for somebody."""
@@ -104,7 +104,7 @@ class Ground:
             tx.emit(verb, thing.ref, (), **body)
 
     def watch(self, name: str = "score", params: dict[str, str] | None = None, who: str = "amal") -> None:
-        body = {"who": who_of(self.ctx(who)), "plan": {"acting": {"params": params or {}}}}
+        body = {"who": to_submitter(self.ctx(who)), "plan": {"acting": {"params": params or {}}}}
         with self.ledger.write(self.ctx(who)) as tx:
             tx.emit("monitor.add", tx.put(Ref("watch", "fraud", name), body).ref)
 

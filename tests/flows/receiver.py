@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from falaj.api.tls import local_tls
+from falaj.api.tls import ensure_local_certificate
 
 HOST = "hooks.bank.example"
 
@@ -73,7 +73,7 @@ def receiving(home: Path | None = None) -> Iterator[Receiver]:
     server.RequestHandlerClass.receiver = receiver  # type: ignore[attr-defined]
     if home is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls = local_tls(str(home), (HOST, "127.0.0.1"), time.time())
+        tls = ensure_local_certificate(str(home), (HOST, "127.0.0.1"), time.time())
         context.load_cert_chain(tls.cert, tls.key)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid
-from falaj.flows.cron import read_cron, read_zone
-from falaj.flows.schedules import due
+from falaj.flows.cron import load_time_zone, parse_cron
+from falaj.flows.schedules import list_due_moments
 
 ZONES = ("UTC", "Asia/Dubai", "Europe/London", "America/New_York", "Australia/Lord_Howe", "Africa/Cairo")
 JUMPS = (
@@ -31,11 +31,11 @@ def test_the_usual_ones() -> None:
         "5-50/15 14 * * 7": "2026-11-15T14:05", "0 12 15 11 *": "2027-11-15T12:00", "0 0 * * mon": "2026-11-16T00:00",
     }  # fmt: skip
     for text, wanted in table.items():
-        found = read_cron(text).after(noon, zone)
+        found = parse_cron(text).after(noon, zone)
         assert found is not None
         assert datetime.fromtimestamp(found, zone).isoformat()[:16] == wanted, text
-    assert read_cron("0 0 30 2 *").after(noon, zone) is None
-    assert read_cron("0 0 29 2 *").after(datetime(2096, 3, 1, tzinfo=UTC).timestamp(), zone) is not None
+    assert parse_cron("0 0 30 2 *").after(noon, zone) is None
+    assert parse_cron("0 0 29 2 *").after(datetime(2096, 3, 1, tzinfo=UTC).timestamp(), zone) is not None
 
 
 @pytest.mark.parametrize(
@@ -46,18 +46,18 @@ def test_the_usual_ones() -> None:
 )  # fmt: skip
 def test_what_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(Invalid):
-        read_cron(text)
+        parse_cron(text)
 
 
 @pytest.mark.parametrize("name", ["", "Mars/Base", "../etc/passwd", "/etc/localtime", "Asia", "x" * 100, "a\0b"])
 def test_what_is_no_zone_is_refused(name: str) -> None:
     with pytest.raises(Invalid):
-        read_zone(name)
+        load_time_zone(name)
 
 
 def brute(text: str, zone: ZoneInfo, first: datetime, minutes: int) -> list[float]:
     """Every moment in a stretch, by what the module's docstring says and by nothing else."""
-    cron, found = read_cron(text), set()
+    cron, found = parse_cron(text), set()
     for n in range(-180, minutes + 180):
         at = first + timedelta(minutes=n)
         wall = at.astimezone(zone)
@@ -91,7 +91,7 @@ def test_it_is_what_going_through_every_minute_finds(words: tuple[str, ...], nam
     first = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(minutes=shift)
     wanted = brute(text, zone, first, 1440)
     until = first.timestamp() + 86_400
-    cron = read_cron(text)
+    cron = parse_cron(text)
     assert cron.between(first.timestamp(), until, zone, 2000) == wanted
     if wanted:
         assert cron.before(until, zone) == wanted[-1]
@@ -101,10 +101,10 @@ def test_what_is_caught_up_does_not_depend_on_how_long_nothing_ran() -> None:
     first = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     body = {"cron": "* * 1-19 * *", "zone": "UTC", "next_at": first, "catch_up": "last"}
     now = datetime(2026, 6, 28, 5, tzinfo=UTC).timestamp()
-    moments, following = due(body, now)
+    moments, following = list_due_moments(body, now)
     assert [datetime.fromtimestamp(one, UTC).isoformat() for one in moments] == ["2026-06-19T23:59:00+00:00"]
     assert following == datetime(2026, 7, 1, tzinfo=UTC).timestamp()
-    moments, following = due({**body, "catch_up": "all"}, now)
+    moments, following = list_due_moments({**body, "catch_up": "all"}, now)
     assert (len(moments), following) == (100, moments[-1] + 60)
-    assert due({**body, "catch_up": "none"}, now)[0] == []
-    assert due({**body, "catch_up": "none"}, first + 30)[0] == [first]
+    assert list_due_moments({**body, "catch_up": "none"}, now)[0] == []
+    assert list_due_moments({**body, "catch_up": "none"}, first + 30)[0] == [first]

@@ -8,9 +8,9 @@ import pytest
 
 from falaj.core.errors import Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.flows.delivering import SWITCH_OFF_S, pause_s
-from falaj.flows.hooks import MOST_WAITING
-from falaj.flows.signatures import STANDARD, check
+from falaj.flows.webhook_delivery import HOOK_TIMEOUT_S, compute_pause_s
+from falaj.flows.webhook_signatures import STYLE_STANDARD, verify_webhook_signature
+from falaj.flows.webhooks import MAX_WAITING
 from tests.flows.hooks_ground import HOOK, Telling
 from tests.flows.receiver import Receiver, free_port, receiving
 from tests.people import enroll
@@ -55,7 +55,7 @@ def test_an_event_is_told_as_a_signed_cloudevent(telling: Telling, receiver: Rec
     headers, body, _ = receiver.got[0]
     secret = telling.town.as_("sami").secrets.reveal("secret:fraud/hook-ci")
     assert made.secret == secret
-    assert check(STANDARD, [secret.encode()], headers, body, telling.now()) == id_
+    assert verify_webhook_signature(STYLE_STANDARD, [secret.encode()], headers, body, telling.now()) == id_
     assert headers["content-type"].startswith("application/cloudevents+json")
     said = json.loads(body)
     assert said.pop("time").endswith("+00:00")
@@ -83,7 +83,7 @@ def test_a_rotated_secret_signs_twice(telling: Telling, receiver: Receiver) -> N
     telling.until(lambda: len(receiver.got) == 1)
     headers, body, _ = receiver.got[0]
     for secret in (old, new):
-        check(STANDARD, [secret.encode()], headers, body, telling.now())
+        verify_webhook_signature(STYLE_STANDARD, [secret.encode()], headers, body, telling.now())
     assert len(headers["webhook-signature"].split()) == 2
 
 
@@ -139,7 +139,7 @@ def test_who_takes_nothing_for_days_is_switched_off(telling: Telling) -> None:
     telling.mona.flows.hook(HOOK, f"http://127.0.0.1:{free_port()}/", ("catalog.*",))
     telling.say()
     telling.until(lambda: telling.view().state == "failing")
-    telling.later_s += SWITCH_OFF_S + 1
+    telling.later_s += HOOK_TIMEOUT_S + 1
     telling.until(lambda: telling.view().state == "off")
 
 
@@ -219,10 +219,10 @@ def test_it_tells_over_postgresql(postgres_url: str, tmp_path: Path, receiver: R
 
 
 def test_pauses_double_spread_and_end() -> None:
-    assert all(2.5 <= pause_s(1) <= 5 for _ in range(20))
-    assert all(20 <= pause_s(4) <= 40 for _ in range(20))
-    assert all(3 * 3600 <= pause_s(99) <= 6 * 3600 for _ in range(20))
-    assert len({pause_s(3) for _ in range(20)}) > 10
+    assert all(2.5 <= compute_pause_s(1) <= 5 for _ in range(20))
+    assert all(20 <= compute_pause_s(4) <= 40 for _ in range(20))
+    assert all(3 * 3600 <= compute_pause_s(99) <= 6 * 3600 for _ in range(20))
+    assert len({compute_pause_s(3) for _ in range(20)}) > 10
 
 
 def test_many_that_wait_for_nobody_cost_one_attempt_at_a_time(telling: Telling) -> None:
@@ -237,4 +237,4 @@ def test_many_that_wait_for_nobody_cost_one_attempt_at_a_time(telling: Telling) 
     for _ in range(50):
         telling.turn()
     assert len(telling.town.events(verb="flows.deliver")) == tried  # held: nothing is sent, read or written
-    assert MOST_WAITING == 10_000
+    assert MAX_WAITING == 10_000

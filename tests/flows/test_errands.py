@@ -8,7 +8,7 @@ import pytest
 
 import falaj
 from falaj.core.errors import Invalid, UserCodeFailed
-from falaj.flows.errands import spread
+from falaj.flows.client_commands import expand_values
 
 FLOW = """
 from falaj import flow, step
@@ -113,9 +113,9 @@ def test_files_that_are_no_flow(lab: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_gone_through() -> None:
-    assert list(spread("2026-02-27..2026-03-01")) == ["2026-02-27", "2026-02-28", "2026-03-01"]
-    assert list(spread("-1..2")) == ["-1", "0", "1", "2"]
-    assert list(spread("a, b,a")) == ["a", "b"]
+    assert list(expand_values("2026-02-27..2026-03-01")) == ["2026-02-27", "2026-02-28", "2026-03-01"]
+    assert list(expand_values("-1..2")) == ["-1", "0", "1", "2"]
+    assert list(expand_values("a, b,a")) == ["a", "b"]
     for bad in ("2026-01-01..x", "a..b"):
         with pytest.raises(Invalid, match="is no range"):
-            list(spread(bad))
+            list(expand_values(bad))

@@ -7,7 +7,7 @@ import pytest
 
 from falaj.core.errors import Denied, QuotaExceeded
 from falaj.core.ref import Ref
-from falaj.flows.listening import GIVE_UP_S
+from falaj.flows.start_loop import START_TIMEOUT_S
 from tests.flows.listening_ground import FLOW, Ground
 from tests.people import enroll
 
@@ -85,7 +85,7 @@ def test_what_never_can_is_given_up_after_a_while(ground: Ground) -> None:
     ground.trouble = QuotaExceeded("too much")
     ground.verdict("v-5")
     ground.turn()
-    ground.later_s += GIVE_UP_S + 10
+    ground.later_s += START_TIMEOUT_S + 10
     ground.turn()
     ground.trouble = None
     ground.turn()

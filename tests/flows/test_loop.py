@@ -6,7 +6,7 @@ import pytest
 
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.flows.records import GATE, VERB, FlowPlan, StepPlan
+from falaj.flows.records import STEP_GATE, STEP_OPERATION, FlowPlan, StepPlan
 from falaj.jobs.records import FAILED
 from tests.flows.yard import Yard, function, taken
 from tests.people import enroll
@@ -34,7 +34,7 @@ def test_steps_follow_each_other_with_what_they_gave(yard: Yard) -> None:
         function("clean", takes={"raw": {"param": "data"}}, outputs={"rows": "dataset:fraud/clean"}),
         function("score", takes={"i": taken("clean", "parts"), "rows": taken("clean", "rows")}, over="i"),
         function("sum", takes={"xs": taken("score"), "label": {"value": {"a": 1}}}),
-        StepPlan("tag", VERB, entry="catalog.tag", takes={"name": taken("clean", "rows"), "alias": "good"},
+        StepPlan("tag", STEP_OPERATION, entry="catalog.tag", takes={"name": taken("clean", "rows"), "alias": "good"},
                  when=taken("sum", "ok")),
     )  # fmt: skip
     run = yard.start("line", *steps, params={"data": "dataset:fraud/rows"}, at_once=2)
@@ -141,15 +141,15 @@ def test_a_result_that_is_known_is_taken_while_it_lives_and_by_who_may_read_it(y
 
 def test_gates_wait_for_people_and_for_events(yard: Yard) -> None:
     gates = (
-        StepPlan("ask", GATE, entry="approval", takes={"reason": "Shall it?", "needs": 1}),
-        StepPlan("seen", GATE, entry="event", after=("ask",),
+        StepPlan("ask", STEP_GATE, entry="approval", takes={"reason": "Shall it?", "needs": 1}),
+        StepPlan("seen", STEP_GATE, entry="event", after=("ask",),
                  takes={"verb": "catalog.annotate", "subject": {"ref": "dataset:fraud/rows"}}),
     )  # fmt: skip
     run = yard.start("gate", *gates)
     approval = run.steps[0].note.rpartition(" ")[2]
     assert run.steps[0].state == "running"
     yard.town.as_("badr").approvals.give(approval)
-    yard.loop._later.clear()
+    yard.loop._retry_at.clear()
     run = yard.turn(run, again=True)
     assert yard.states(run) == {"ask": "succeeded", "seen": "running"}
     yard.me.catalog.annotate("dataset:fraud/rows@v1", "red")
@@ -168,15 +168,23 @@ def test_gates_wait_for_people_and_for_events(yard: Yard) -> None:
         (function("a", takes={"x": {"ref": "dataset:fraud/none"}}), "there is no dataset:fraud/none"),
         (function("a", takes={"x": "y" * 200_000}), "arguments of a have"),
         (function("a", takes={"x": {"param": "n"}}, over="x"), "a goes through a int"),
-        (StepPlan("a", VERB, entry="people.suspend", takes={"name": "mona"}), "lets you govern here"),
-        (StepPlan("a", VERB, entry="catalog.tag", takes={"name": "dataset:fraud/none", "alias": "x"}), "there is no"),
-        (StepPlan("a", GATE, entry="event", takes={"verb": "x.y", "subject": "dataset:clinic/none"}), "there is no"),
+        (StepPlan("a", STEP_OPERATION, entry="people.suspend", takes={"name": "mona"}), "lets you govern here"),
         (
-            StepPlan("a", VERB, entry="jobs.add", takes={"job": "job:fraud/x", "spec": {"value": {"command": 1}}}),
+            StepPlan("a", STEP_OPERATION, entry="catalog.tag", takes={"name": "dataset:fraud/none", "alias": "x"}),
+            "there is no",
+        ),
+        (
+            StepPlan("a", STEP_GATE, entry="event", takes={"verb": "x.y", "subject": "dataset:clinic/none"}),
+            "there is no",
+        ),
+        (
+            StepPlan(
+                "a", STEP_OPERATION, entry="jobs.add", takes={"job": "job:fraud/x", "spec": {"value": {"command": 1}}}
+            ),
             "does not fit",
         ),
         (
-            StepPlan("a", VERB, entry="approvals.list", takes={"limit": "x"}),
+            StepPlan("a", STEP_OPERATION, entry="approvals.list", takes={"limit": "x"}),
             "limit: expected a whole number, got text 'x'",
         ),
     ],

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from falaj.api.tls import local_tls
+from falaj.api.tls import ensure_local_certificate
 from falaj.core.errors import Invalid, Unavailable
-from falaj.core.settings import Mail
-from falaj.flows.mail import Mailer, read_mailto, written
+from falaj.core.settings import MailSettings
+from falaj.flows.event_mail import Mailer, compose_mail, parse_mailto
 from tests.flows.hooks_ground import HOOK, Telling
 
 EVENT = {"type": "ae.falaj.monitor.alert", "subject": "endpoint:fraud/score@r1", "time": "t", "data": {"said": "drift"}}
@@ -63,7 +63,7 @@ class Smtp:
 def mailing(home: Path | None = None) -> Iterator[Smtp]:
     tls = None
     if home is not None:
-        made = local_tls(str(home), ("localhost", "127.0.0.1"), time.time())
+        made = ensure_local_certificate(str(home), ("localhost", "127.0.0.1"), time.time())
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(made.cert, made.key)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -88,7 +88,7 @@ def mailing(home: Path | None = None) -> Iterator[Smtp]:
 def test_it_is_sent_by_tls_with_a_password(tmp_path: Path) -> None:
     with mailing(tmp_path) as server:
         trusting = ssl.create_default_context(cafile=str(tmp_path / "tls" / "ca.pem"))
-        settings = Mail(f"smtp://localhost:{server.port}", "falaj@bank.example", "falaj")
+        settings = MailSettings(f"smtp://localhost:{server.port}", "falaj@bank.example", "falaj")
         assert Mailer(settings, lambda: "pass", trusting).send("mailto:ops@bank.example", [EVENT], "x-1") == 250
         taken = message_from_bytes(server.took[0], policy=default)
         assert (taken["to"], taken["from"]) == ("ops@bank.example", "falaj@bank.example")
@@ -103,14 +103,14 @@ def test_without_tls_nothing_leaves_this_machine(monkeypatch: pytest.MonkeyPatch
     with mailing() as server:
         real = socket.getaddrinfo  # a name that is not of this machine leads to it all the same
         monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **rest: real("127.0.0.1", *more, **rest))
-        far = Mailer(Mail(f"smtp://mail.bank.example:{server.port}", "falaj@bank.example"), str)
+        far = Mailer(MailSettings(f"smtp://mail.bank.example:{server.port}", "falaj@bank.example"), str)
         with pytest.raises(Unavailable, match="SMTPNotSupportedError"):
             far.send("mailto:ops@bank.example", [EVENT], "x")
         assert server.took == []
-        near = Mailer(Mail(f"smtp://127.0.0.1:{server.port}", "falaj@bank.example"), str)
+        near = Mailer(MailSettings(f"smtp://127.0.0.1:{server.port}", "falaj@bank.example"), str)
         assert near.send("mailto:ops@bank.example", [EVENT], "x") == 250
     with pytest.raises(Unavailable):
-        Mailer(Mail(), str).send("mailto:ops@bank.example", [EVENT], "x")
+        Mailer(MailSettings(), str).send("mailto:ops@bank.example", [EVENT], "x")
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_without_tls_nothing_leaves_this_machine(monkeypatch: pytest.MonkeyPatch
 )  # fmt: skip
 def test_one_address_and_nothing_else(url: str) -> None:
     with pytest.raises(Invalid):
-        read_mailto(url)
+        parse_mailto(url)
 
 
 def test_what_events_say_makes_no_headers() -> None:
     evil = "x\r\nBcc: all@bank.example\r\n\r\nhello\u2028there\x1b[2J"
-    made: Any = written([{**EVENT, "subject": evil, "data": {evil: evil}}] * 3, "a@b.example", "c@d.example", evil)
+    made: Any = compose_mail([{**EVENT, "subject": evil, "data": {evil: evil}}] * 3, "a@b.example", "c@d.example", evil)
     parsed = message_from_bytes(bytes(made), policy=default)
     assert parsed["bcc"] is None
     assert set(parsed.keys()) >= {"Subject", "From", "To", "Message-ID"}

@@ -7,11 +7,11 @@ import pytest
 
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
-from falaj.flows.plans import COMMAND, MOST_ITEMS, check_name, check_params, check_plan, plan_of
-from falaj.flows.records import GATE, JOB, VERB, FlowPlan, StepPlan
+from falaj.flows.flow_plans import MAX_ITEMS, STEP_COMMAND, build_plan, check_flow_name, check_params, check_plan
+from falaj.flows.records import STEP_GATE, STEP_JOB, STEP_OPERATION, FlowPlan, StepPlan
 from falaj.jobs.records import JobSpec
 
-SPEC = JobSpec(COMMAND)
+SPEC = JobSpec(STEP_COMMAND)
 A = StepPlan("a", entry="f.py:a", spec=SPEC, outputs={"rows": "dataset:fraud/rows"})
 B = StepPlan("b", entry="f.py:b", spec=SPEC, takes={"rows": {"step": "a", "out": "rows"}, "n": {"param": "n"}})
 PLAN = FlowPlan((A, B), {"n": 1, "data": "dataset:fraud/tx"})
@@ -26,20 +26,20 @@ BAD: list[tuple[str, StepPlan, str]] = [
     ("no reference", replace(B, takes={"x": {"ref": "dataset:"}}), "not a reference"),
     ("no function", replace(B, entry="../x.py:f"), "names no function"),
     ("another command", replace(B, spec=JobSpec(("sh",))), "names no function"),
-    ("no spec", replace(B, kind=JOB, spec=None), "says nothing of its job"),
+    ("no spec", replace(B, kind=STEP_JOB, spec=None), "says nothing of its job"),
     ("output of no kind", replace(B, outputs={"x": "job:fraud/x"}), "cannot be the output"),
     ("output with a version", replace(B, outputs={"x": "dataset:fraud/x@v1"}), "cannot be the output"),
     ("output's name", replace(B, outputs={"x-y": "dataset:fraud/x"}), "cannot name"),
     ("capitals", replace(B, takes={"x": 1, "X": 2}), "capitals"),
     ("retries", replace(B, retries=-1), "retries"),
     ("goes through nothing", replace(B, over="x"), "goes through x"),
-    ("goes through too much", replace(B, takes={"x": [0] * (MOST_ITEMS + 1)}, over="x"), "1001 values"),
+    ("goes through too much", replace(B, takes={"x": [0] * (MAX_ITEMS + 1)}, over="x"), "1001 values"),
     ("kind", replace(B, kind="wish"), "is a 'wish'"),
-    ("verb", StepPlan("v", VERB, entry="serve.fly"), "no verb"),
-    ("verb's arguments", StepPlan("v", VERB, entry="catalog.tag", takes={"colour": 1}), "has no colour"),
-    ("verb's needs", StepPlan("v", VERB, entry="serve.add", takes={"endpoint": "x"}), "needs model"),
-    ("verb with bytes", StepPlan("v", VERB, entry="jobs.logs", takes={"job": "job:a/b"}), "moves bytes"),
-    ("gate", StepPlan("g", GATE, entry="full-moon"), "waits for"),
+    ("verb", StepPlan("v", STEP_OPERATION, entry="serve.fly"), "no verb"),
+    ("verb's arguments", StepPlan("v", STEP_OPERATION, entry="catalog.tag", takes={"colour": 1}), "has no colour"),
+    ("verb's needs", StepPlan("v", STEP_OPERATION, entry="serve.add", takes={"endpoint": "x"}), "needs model"),
+    ("verb with bytes", StepPlan("v", STEP_OPERATION, entry="jobs.logs", takes={"job": "job:a/b"}), "moves bytes"),
+    ("gate", StepPlan("g", STEP_GATE, entry="full-moon"), "waits for"),
     ("secret", replace(B, takes={"x": "AKIA" + "IOSFODNN7EXAMPLE"}), "holds a secret"),
     ("secret in the environment", replace(B, spec=replace(SPEC, env={"FALAJ_HOME": "x"})), "is reserved"),
 ]  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_plan_as_a_whole() -> None:
 @pytest.mark.parametrize("name", ["job:a/b", "flow:a/b@v1", "flow:a/b.c"])
 def test_names(name: str) -> None:
     with pytest.raises(Invalid, match="names no flow"):
-        check_name(Ref.parse(name))
+        check_flow_name(Ref.parse(name))
 
 
 def test_parameters_of_a_run() -> None:
@@ -93,9 +93,9 @@ def test_words_become_specs() -> None:
         "words": {"command": "python train.py", "gpus": 2, "memory": "4GiB"},
     }  # fmt: skip
     said = {"steps": [step], "params": {}, "queue": "slow", "at_once": 2, "secrets": {}, "message": ""}
-    spec = plan_of(said).steps[0].spec
+    spec = build_plan(said).steps[0].spec
     assert spec is not None
     assert (spec.command, spec.roles[0].gpus, spec.queue) == (("python", "train.py"), 2, "slow")
     assert (spec.limit_s, spec.retries) == (600, 2)
     with pytest.raises(Invalid, match="no colour"):
-        plan_of({**said, "steps": [{**step, "words": {"command": "x", "colour": 1}}]})
+        build_plan({**said, "steps": [{**step, "words": {"command": "x", "colour": 1}}]})

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Denied, FalajError, Invalid, Unavailable
-from falaj.flows.sending import Post, open_to_all, own, read_url
+from falaj.flows.http_sender import WebhookPoster, is_private_allowed, is_public_address, parse_webhook_url
 from tests.flows.receiver import HOST, free_port, receiving
 
 NEAR = ("127.0.0.0/8",)
@@ -27,20 +27,20 @@ def test_no_name_leads_inside(address: str) -> None:
         asked.append(host)
         return ["93.184.215.14", address]  # one good address among them changes nothing
 
-    assert not open_to_all(address)
+    assert not is_public_address(address)
     with pytest.raises(Denied, match="not a place"):
-        Post(resolve=resolver, timeout_s=1.0).send("https://innocent.example/x", {}, b"{}")
+        WebhookPoster(resolve=resolver, timeout_s=1.0).send("https://innocent.example/x", {}, b"{}")
     assert asked == ["innocent.example"]
 
 
 def test_open_addresses_are_open_and_own_ones_are_those_that_are_said() -> None:
-    assert all(map(open_to_all, ("93.184.215.14", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8")))
-    assert own("127.0.0.1", NEAR)
-    assert own("::ffff:127.0.0.1", NEAR)
-    assert not own("10.0.0.1", NEAR)
-    assert not own("127.0.0.1", ())
+    assert all(map(is_public_address, ("93.184.215.14", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8")))
+    assert is_private_allowed("127.0.0.1", NEAR)
+    assert is_private_allowed("::ffff:127.0.0.1", NEAR)
+    assert not is_private_allowed("10.0.0.1", NEAR)
+    assert not is_private_allowed("127.0.0.1", ())
     with pytest.raises(Invalid, match="no network"):
-        own("127.0.0.1", ("here",))
+        is_private_allowed("127.0.0.1", ("here",))
 
 
 BAD = [
@@ -54,31 +54,33 @@ BAD = [
 @pytest.mark.parametrize("url", BAD)
 def test_what_is_no_address_of_a_hook_is_refused(url: str) -> None:
     with pytest.raises(Invalid):
-        read_url(url)
+        parse_webhook_url(url)
 
 
 def test_plain_http_goes_to_this_machine_only_and_only_where_it_is_allowed() -> None:
-    assert read_url("http://127.0.0.1:8080/x", NEAR).port == 8080
+    assert parse_webhook_url("http://127.0.0.1:8080/x", NEAR).port == 8080
     for url, private in (("http://127.0.0.1/x", ()), ("http://hooks.bank.example/x", NEAR)):
         with pytest.raises(Invalid):
-            read_url(url, private)
+            parse_webhook_url(url, private)
     with pytest.raises(Denied):  # an odd port of the open internet
-        Post(NEAR, resolve=lambda host, port: ["93.184.215.14"]).send("https://hooks.bank.example:2222/", {}, b"")
+        WebhookPoster(NEAR, resolve=lambda host, port: ["93.184.215.14"]).send(
+            "https://hooks.bank.example:2222/", {}, b""
+        )
     with pytest.raises(Denied):  # localhost that is not here
-        Post(NEAR, resolve=lambda host, port: ["10.0.0.1"]).send("http://localhost/", {}, b"")
+        WebhookPoster(NEAR, resolve=lambda host, port: ["10.0.0.1"]).send("http://localhost/", {}, b"")
 
 
 def test_a_name_that_means_something_else_a_moment_later_changes_nothing(tmp_path: Path) -> None:
     with receiving(tmp_path) as receiver:
         answers = iter([["127.0.0.1"], ["169.254.169.254"]])
-        post = Post(NEAR, resolve=lambda host, port: next(answers), ca=str(tmp_path / "tls" / "ca.pem"))
+        post = WebhookPoster(NEAR, resolve=lambda host, port: next(answers), ca=str(tmp_path / "tls" / "ca.pem"))
         assert post.send(receiver.url(HOST), {"webhook-id": "a"}, b"{}") == 200
         headers, body, path = receiver.got[0]
         assert (headers["host"], body, path) == (f"{HOST}:{receiver.port}", b"{}", "/hear")
         with pytest.raises(Denied):
             post.send(receiver.url(HOST), {}, b"{}")
         with pytest.raises(Unavailable, match="SSLCertVerificationError"):  # another authority than we trust
-            Post(NEAR, resolve=lambda host, port: ["127.0.0.1"]).send(receiver.url(HOST), {}, b"{}")
+            WebhookPoster(NEAR, resolve=lambda host, port: ["127.0.0.1"]).send(receiver.url(HOST), {}, b"{}")
         with pytest.raises(Unavailable, match="SSLCertVerificationError"):  # another name than it shows
             post._replace(resolve=lambda host, port: ["127.0.0.1"]).send(receiver.url("other.example"), {}, b"{}")
         assert len(receiver.got) == 1
@@ -87,7 +89,7 @@ def test_a_name_that_means_something_else_a_moment_later_changes_nothing(tmp_pat
 def test_redirects_are_answers_and_not_orders() -> None:
     with receiving() as receiver, receiving() as other:
         receiver.answers, receiver.location = [302, 307], other.url()
-        assert [Post(NEAR).send(receiver.url(), {}, b"x") for _ in range(2)] == [302, 307]
+        assert [WebhookPoster(NEAR).send(receiver.url(), {}, b"x") for _ in range(2)] == [302, 307]
         assert other.got == []
 
 
@@ -95,12 +97,12 @@ def test_who_answers_slowly_for_ever_is_left() -> None:
     with receiving() as receiver:
         receiver.drip = True
         with pytest.raises(Unavailable):  # it drips every 50 ms, for ever
-            Post(NEAR, timeout_s=0.4).send(receiver.url(), {}, b"x")
+            WebhookPoster(NEAR, timeout_s=0.4).send(receiver.url(), {}, b"x")
 
 
 def test_nobody_there_and_bad_headers_are_said() -> None:
     with pytest.raises(Unavailable):
-        Post(NEAR, timeout_s=2.0).send(f"http://127.0.0.1:{free_port()}/", {}, b"x")
+        WebhookPoster(NEAR, timeout_s=2.0).send(f"http://127.0.0.1:{free_port()}/", {}, b"x")
     with receiving() as receiver, pytest.raises(FalajError):
-        Post(NEAR).send(receiver.url(), {"x": "a\r\nhost: evil"}, b"x")
+        WebhookPoster(NEAR).send(receiver.url(), {"x": "a\r\nhost: evil"}, b"x")
     assert receiver.got == []

@@ -10,13 +10,25 @@ import pytest
 from falaj.core.errors import Invalid
 from falaj.core.event import Event
 from falaj.core.ref import Ref
-from falaj.flows.asks import Trigger
-from falaj.flows.triggers import checked, checked_params, depth_of, filled, known_of, matches
+from falaj.flows.trigger_records import EventFilter
+from falaj.flows.triggers import (
+    check_filter,
+    check_parameters,
+    fill_parameters,
+    get_chain_depth,
+    make_event_fields,
+    matches_event,
+)
 
 EVENT = Event(
-    "catalog.publish", "amal", Ref.parse("dataset:fraud/tx@v3"), "bank", "home", 5.0,
+    "catalog.publish",
+    "amal",
+    Ref.parse("dataset:fraud/tx@v3"),
+    "bank",
+    "home",
+    5.0,
     body={"rows": 12, "share": 0.5, "name": "mine", "facts": "judged"},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +50,7 @@ EVENT = Event(
     ],
 )
 def test_what_is_heard(events: tuple[str, ...], subject: str, where: dict[str, str], heard: bool) -> None:
-    assert matches(checked(Trigger(events, subject, where)), EVENT) is heard
+    assert matches_event(check_filter(EventFilter(events, subject, where)), EVENT) is heard
 
 
 @pytest.mark.parametrize(
@@ -50,33 +62,40 @@ def test_what_is_heard(events: tuple[str, ...], subject: str, where: dict[str, s
     ],
 )
 def test_what_is_taken_from_it(params: dict[str, Any], given: dict[str, Any]) -> None:
-    assert filled(params, known_of(EVENT)) == {**params, **given}
+    assert fill_parameters(params, make_event_fields(EVENT)) == {**params, **given}
 
 
 def test_what_is_not_there_or_not_for_others_cannot_be_taken() -> None:
     for name in ("{nothing}", "{facts}"):
         with pytest.raises(Invalid, match="to fill in"):
-            filled({"a": name}, known_of(EVENT))
+            fill_parameters({"a": name}, make_event_fields(EVENT))
 
 
 @pytest.mark.parametrize(
     "wanted",
-    [Trigger(()), Trigger(("Bad",)), Trigger(("a.b.c",)), Trigger(("a" * 99,)), Trigger(("a.b",) * 33),
-     Trigger(("*",), "x" * 301), Trigger(("*",), "*", {f"f{n}": "1" for n in range(17)})],
-)  # fmt: skip
-def test_what_cannot_be_listened_for(wanted: Trigger) -> None:
+    [
+        EventFilter(()),
+        EventFilter(("Bad",)),
+        EventFilter(("a.b.c",)),
+        EventFilter(("a" * 99,)),
+        EventFilter(("a.b",) * 33),
+        EventFilter(("*",), "x" * 301),
+        EventFilter(("*",), "*", {f"f{n}": "1" for n in range(17)}),
+    ],
+)
+def test_what_cannot_be_listened_for(wanted: EventFilter) -> None:
     with pytest.raises(Invalid):
-        checked(wanted)
+        check_filter(wanted)
 
 
 def test_parameters_are_few_small_and_no_secrets() -> None:
     for params in ({"a": "x" * 5000}, {f"p{n}": 1 for n in range(65)}, {"password": "hunter2hunter2"}):
         with pytest.raises(Invalid):
-            checked_params(params)
+            check_parameters(params)
 
 
 def test_how_deep_a_cause_is() -> None:
-    assert [depth_of(one) for one in ("", "v-1", "trigger:a/b@e", "trigger:a/b@e~3", "x~y", "~12345")] == [
+    assert [get_chain_depth(one) for one in ("", "v-1", "trigger:a/b@e", "trigger:a/b@e~3", "x~y", "~12345")] == [
         0,
         0,
         0,

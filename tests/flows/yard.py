@@ -4,17 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 from falaj.core.ref import Ref
-from falaj.flows.hearing import Hearing
-from falaj.flows.loop import FlowLoop
-from falaj.flows.plans import COMMAND
+from falaj.flows.flow_loop import FlowLoop
+from falaj.flows.flow_plans import STEP_COMMAND
 from falaj.flows.records import FlowPlan, RunView, StepPlan
-from falaj.jobs import life
+from falaj.flows.result_collector import ResultCollector
+from falaj.jobs import state_machine
 from falaj.jobs.records import SUCCEEDED, JobSpec, RoleSpec
-from falaj.store.ledger import Writer
-from falaj.store.loop import Turn, house_context
+from falaj.store.ledger import LedgerWriter
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from tests.town import Town
 
-SPEC = JobSpec(COMMAND, (RoleSpec(cpus=0.1, memory="100MiB"),))
+SPEC = JobSpec(STEP_COMMAND, (RoleSpec(cpus=0.1, memory="100MiB"),))
 
 
 def function(name: str, **more: Any) -> StepPlan:
@@ -34,7 +34,7 @@ class Yard:
         self.town, self.house = town, town.house
         self.loop = FlowLoop(town.house.ledger, town.house.desks["flows"])
         self.me = town.as_(who)
-        self.hearing = Hearing(town.house.ledger, town.house.settings.zone)
+        self.hearing = ResultCollector(town.house.ledger, town.house.settings.zone)
         self._token = 0
 
     def save(self, name: str, *steps: StepPlan, **more: Any) -> Ref:
@@ -52,7 +52,7 @@ class Yard:
         """The run after the loop's turns; `again`: by a replica that knows nothing yet."""
         self._token += again
         for _ in range(times):
-            self.loop.step(Turn(house_context("flows", self.house.settings.zone), self._token, lambda: True))
+            self.loop.step(LoopIteration(system_context("flows", self.house.settings.zone), self._token, lambda: True))
         return self.look(run)
 
     def look(self, run: RunView) -> RunView:
@@ -67,16 +67,16 @@ class Yard:
 
     def end(self, job: str, value: Any = None, state: str = SUCCEEDED, error: str = "", **outputs: str) -> None:
         """What the dispatcher writes when an attempt is over: first what it said, then that it ended."""
-        ledger, ctx = self.house.ledger, house_context("jobs", self.house.settings.zone)
+        ledger, ctx = self.house.ledger, system_context("jobs", self.house.settings.zone)
         ctx = replace(ctx, tenant="bank")
 
-        def work(tx: Writer) -> None:
+        def work(tx: LedgerWriter) -> None:
             old = tx.need(Ref("job", "fraud", job))
             said = {"kind": "result", **({"error": error} if error else {"value": value})}
             self.hearing(replace(old, body={**old.body, "attempt": {"id": f"{job}-1"}}), (said,))
             body = {**old.body, "state": state, "ended": ctx.now(), "note": "exit code 1" if error else ""}
             body["outputs"] = {**old.body["outputs"], **outputs}
-            kept = tx.put(old.key, body, rev=old.rev, terms=life.terms_of(body))
+            kept = tx.put(old.key, body, rev=old.rev, terms=state_machine.build_index_terms(body))
             tx.emit("jobs.end", kept.ref, state=state)
 
         ledger.retry(ctx, work)

@@ -54,9 +54,9 @@ EVENT = _json({
 
 def profile() -> bytes:
     """A profile of two columns."""
-    from falaj.drift.profile import profile_of, to_json
+    from falaj.drift.profiles import build_profile, encode_profile
 
-    return to_json(profile_of({"n": np.arange(50.0), "c": np.array(["a", "b"] * 25)}))
+    return encode_profile(build_profile({"n": np.arange(50.0), "c": np.array(["a", "b"] * 25)}))
 
 
 PROFILE = profile()
@@ -64,10 +64,10 @@ PROFILE = profile()
 
 def packed_tally() -> bytes:
     """Counts of it, as they travel."""
-    from falaj.drift.profile import read_profile
-    from falaj.drift.tally import Tally
+    from falaj.drift.profiles import read_profile
+    from falaj.drift.tally import DataTally
 
-    return Tally(read_profile(PROFILE)).to_bytes()
+    return DataTally(read_profile(PROFILE)).to_bytes()
 
 
 def tally() -> bytes:
@@ -94,23 +94,23 @@ def recipes() -> tuple[bytes, ...]:
 
 def points() -> bytes:
     """Measurements."""
-    from falaj.track.points import pack_points
+    from falaj.track.metric_points import pack_points
 
     return pack_points([("loss", 1, 2.0, 0.5)])
 
 
 def heads() -> bytes:
     """The newest of each metric."""
-    from falaj.track.points import pack_heads
+    from falaj.track.metric_points import pack_heads
 
     return pack_heads({"loss": (0, 1, 2.0, 0.5)})
 
 
 def columns() -> bytes:
     """One curve."""
-    from falaj.track.points import Columns, pack_columns
+    from falaj.track.metric_points import SpotColumns, pack_columns
 
-    return pack_columns(Columns.of([(1, 2.0, 0.5), (2, 3.0, 0.25)]))
+    return pack_columns(SpotColumns.of([(1, 2.0, 0.5), (2, 3.0, 0.25)]))
 
 
 def keys() -> bytes:
@@ -120,9 +120,9 @@ def keys() -> bytes:
 
 def stats() -> bytes:
     """What is known of a column."""
-    from falaj.asof.stats import ColumnStats, to_plain
+    from falaj.asof.column_stats import ColumnStats, stats_to_plain
 
-    return _json(to_plain(ColumnStats("number")))
+    return _json(stats_to_plain(ColumnStats("number")))
 
 
 def proof() -> bytes:
@@ -134,13 +134,13 @@ def proof() -> bytes:
 
 def protobuf() -> tuple[bytes, ...]:
     """Requests with numbers as bytes, and as lists."""
-    from falaj.oip.messages import INFER_REQUEST
-    from falaj.oip.wire import encode
+    from falaj.oip.grpc_messages import INFER_REQUEST
+    from falaj.oip.protobuf import encode_message
 
     one = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
     raw = {"model_name": "m", "inputs": [one], "raw_input_contents": [bytes(8)], "outputs": [{"name": "y"}]}
     typed = {"model_name": "m", "id": "1", "inputs": [{**one, "contents": {"fp32_contents": [1.0, 2.0]}}]}
-    return encode(INFER_REQUEST, raw), encode(INFER_REQUEST, typed)
+    return encode_message(INFER_REQUEST, raw), encode_message(INFER_REQUEST, typed)
 
 
 def hpack() -> bytes:
@@ -195,7 +195,7 @@ def public_key() -> str:
 
 def bundle() -> str:
     """A true signature over one file, as model signing writes it."""
-    from falaj.catalog.signing import sign_model
+    from falaj.catalog.model_signing import sign_model
 
     class Ring:
         def model_signer(self, _tenant: str, _zone: str) -> ec.EllipticCurvePrivateKey:
@@ -206,7 +206,7 @@ def bundle() -> str:
 
 def backup() -> bytes:
     """The ledger of a small house."""
-    from falaj.store.backup import Tally, written
+    from falaj.store.backup import RowTally, encode_rows
 
     record = ("t", "thing", "p", "n", "", 1, "cell", b"body", 1.0, '[["a","b"]]')
     events = [
@@ -214,19 +214,21 @@ def backup() -> bytes:
         for n in (1, 2)
     ]
     rows = [("records", record), *(("events", event) for event in events), ("leases", ("l", "me", 1, 2.0))]
-    return b"".join(written(iter(rows), Tally()))
+    return b"".join(encode_rows(iter(rows), RowTally()))
 
 
 def backup_manifest() -> bytes:
     """What says that there is a backup."""
     import msgspec
 
-    from falaj.store.backup import LogState
-    from falaj.store.holding import Left
-    from falaj.store.shelf import FORMAT, Manifest
+    from falaj.store.backup import LogDigest
+    from falaj.store.backup_inventory import SkippedObject
+    from falaj.store.backup_target import TARGET_FORMAT, BackupManifest
 
-    logs, left = (LogState("t", "z", 2, "0" * 64),), (Left("blob:a/b@v1", "z", "0" * 64, "it must stay"),)
-    return msgspec.json.encode(Manifest(FORMAT, "n", 1.0, "z", "z", {"events": 2}, logs, 3, "0", "0", 1, 5, 1, left))
+    logs, left = (LogDigest("t", "z", 2, "0" * 64),), (SkippedObject("blob:a/b@v1", "z", "0" * 64, "it must stay"),)
+    return msgspec.json.encode(
+        BackupManifest(TARGET_FORMAT, "n", 1.0, "z", "z", {"events": 2}, logs, 3, "0", "0", 1, 5, 1, left)
+    )
 
 
 def backup_measures() -> bytes:
@@ -235,17 +237,19 @@ def backup_measures() -> bytes:
 
     import msgspec
 
-    from falaj.core.ports import Block
+    from falaj.core.ports import SeriesBlock
 
-    blocks = [Block("t", "s", "", f"b{n}", "z", "0", "1", 2, 1.0, b"sealed") for n in range(2)]
+    blocks = [SeriesBlock("t", "s", "", f"b{n}", "z", "0", "1", 2, 1.0, b"sealed") for n in range(2)]
     data = msgspec.msgpack.encode(blocks)
     return struct.pack(">I", len(data)) + data
 
 
 def backup_contents() -> bytes:
     """What belongs to it beside the ledger."""
-    from falaj.store.holding import Left, Tomb
-    from falaj.store.shelf import Contents, Copied, packed
+    from falaj.store.backup_inventory import DestroyedKey, SkippedObject
+    from falaj.store.backup_target import BackedUpObject, BackupContents, encode_contents
 
-    tomb = Tomb("t", "subject.z.0", 1.0)
-    return packed(Contents([Copied("z", "k", 5, bytes(32))], [Left("", "z", "0", "gone")], [tomb], [tomb]))
+    tomb = DestroyedKey("t", "subject.z.0", 1.0)
+    return encode_contents(
+        BackupContents([BackedUpObject("z", "k", 5, bytes(32))], [SkippedObject("", "z", "0", "gone")], [tomb], [tomb])
+    )

@@ -11,14 +11,14 @@ from typing import Any
 
 import uvloop
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.ref import Ref
-from falaj.gateway.process import Gateway
-from falaj.govern.secrets import SecretShelf
-from falaj.jobs.attempts import who_of
-from falaj.oip.hop import HopServer
-from falaj.serve import books
-from falaj.serve.records import Doors, Revision
+from falaj.gateway.process import GatewayProcess
+from falaj.govern.secret_service import SecretService
+from falaj.jobs.attempts import to_submitter
+from falaj.oip.upstream_server import UpstreamServer
+from falaj.serve import endpoint_repository
+from falaj.serve.records import EndpointRevision, GatewayAddresses
 from falaj.store.codec import to_plain
 from tests.gateway.echo import KEY, Echo
 from tests.town import Town
@@ -31,7 +31,7 @@ class Looping:
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
-        self.servers: list[HopServer] = []
+        self.servers: list[UpstreamServer] = []
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -58,7 +58,7 @@ class Replica:
         loop.do(self._start(key))
 
     async def _start(self, key: str) -> None:
-        self.server = HopServer(self.echo, self.echo, key, on_control=self.controls.append)
+        self.server = UpstreamServer(self.echo, self.echo, key, on_control=self.controls.append)
         self._loop.servers.append(self.server)
         self.host, self.port = await self.server.start("127.0.0.1", 0)
 
@@ -102,7 +102,7 @@ class Ground:
     def __init__(self, home: Path, **rules: Any) -> None:
         self.town = Town(home)
         self.loop = Looping()
-        self.ctx: Context = replace(self.town.house.system(), tenant="bank", zone="ae-dubai")
+        self.ctx: CallContext = replace(self.town.house.system(), tenant="bank", zone="ae-dubai")
         self.key = ""
         self._number = 0
         self.endpoint(REF, rules)
@@ -110,14 +110,17 @@ class Ground:
     def endpoint(self, ref: Ref, rules: dict[str, Any]) -> None:
         """Write one down that has revisions 1 to 3 and no replica."""
         secret, ledger = Ref("secret", ref.project, f"serve.{ref.name}"), self.town.house.ledger
-        body = books.new_endpoint(self.ctx, "ae-dubai", secret)
-        model, who = Ref.parse("model:fraud/scorer@v1"), who_of(self.ctx)
-        numbers = [books.revision_body(Revision(one, model, 0.0, "amal"), who, "", {}) for one in (1, 2, 3)]
+        body = endpoint_repository.create_endpoint_body(self.ctx, "ae-dubai", secret)
+        model, who = Ref.parse("model:fraud/scorer@v1"), to_submitter(self.ctx)
+        numbers = [
+            endpoint_repository.build_revision_body(EndpointRevision(one, model, 0.0, "amal"), who, "", {})
+            for one in (1, 2, 3)
+        ]
         body |= {"current": 1, "wanted": 1, "rules": {**body["rules"], **rules}, "revisions": numbers}
         body["scale"] = {**body["scale"], "least": 0}
         with ledger.write(self.ctx) as tx:
-            SecretShelf(ledger, self.town.house.keyring).put(self.ctx, secret, KEY, "ae-dubai")
-            kept = tx.put(ref, body, zone="ae-dubai", terms=books.endpoint_terms(ref, body))
+            SecretService(ledger, self.town.house.keyring).put(self.ctx, secret, KEY, "ae-dubai")
+            kept = tx.put(ref, body, zone="ae-dubai", terms=endpoint_repository.build_endpoint_terms(ref, body))
             tx.emit("serve.deploy", kept.ref)
 
     def change(self, **body: Any) -> None:
@@ -141,8 +144,8 @@ class Ground:
                 "attempt": "", "run": f"run:fraud/r{self._number}", "host": replica.host, "port": replica.port,
                 "fingerprint": "", "since": 0.0, "note": "", "proven": True,
             }  # fmt: skip
-            name = books.replica_name(REF, replica.revision, self._number)
-            kept = tx.put(name, body, zone="ae-dubai", terms=books.replica_terms(body))
+            name = endpoint_repository.replica_name(REF, replica.revision, self._number)
+            kept = tx.put(name, body, zone="ae-dubai", terms=endpoint_repository.build_replica_terms(body))
             tx.emit("serve.serving", kept.ref)
         return name
 
@@ -153,10 +156,10 @@ class Ground:
             tx.delete(old.key, old.rev)
             tx.emit("serve.ended", old.ref)
 
-    def open(self) -> Doors:
+    def open(self) -> GatewayAddresses:
         """Start the gateway."""
-        self.gateway = Gateway(self.town.house, listen="127.0.0.1:0", grpc="127.0.0.1:0")
-        self.doors: Doors = self.loop.do(self.gateway.start())
+        self.gateway = GatewayProcess(self.town.house, listen="127.0.0.1:0", grpc="127.0.0.1:0")
+        self.doors: GatewayAddresses = self.loop.do(self.gateway.start())
         return self.doors
 
     def headers(self, name: str = "amal") -> dict[str, str]:

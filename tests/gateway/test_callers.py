@@ -5,22 +5,24 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from falaj.core.errors import FalajError, Unauthenticated, Unavailable
-from falaj.gateway.admission import GrpcLead
-from falaj.gateway.callers import Caller, Callers, key_of
-from falaj.gateway.protocols import GrpcPassing
-from falaj.gateway.streams import OpenStreams
-from falaj.oip.calls import GrpcCall
+from falaj.gateway.admission import GrpcHeadContext
+from falaj.gateway.callers import CallerDirectory, EndpointCaller, caller_key
+from falaj.gateway.inflight_protocols import InflightGrpcCall
+from falaj.gateway.open_streams import OpenGrpcStreams
+from falaj.oip.handler_calls import GrpcCall
 
 TOKEN = b"Bearer falaj_0123456789abcdef0123456789abcdef"
 
 
 def test_a_caller_is_known_by_what_was_shown_and_asked_for_and_the_token_is_not_kept() -> None:
-    key = key_of({b"falaj-purpose": b"fraud"}, TOKEN, "fraud.score")
-    assert key == key_of({b"falaj-purpose": b"fraud", b"other": b"1"}, TOKEN, "fraud.score")
+    key = caller_key({b"falaj-purpose": b"fraud"}, TOKEN, "fraud.score")
+    assert key == caller_key({b"falaj-purpose": b"fraud", b"other": b"1"}, TOKEN, "fraud.score")
     others = [
-        key_of({}, TOKEN, "fraud.score"), key_of({b"falaj-purpose": b"fraud"}, TOKEN[:-1], "fraud.score"),
-        key_of({b"falaj-purpose": b"fraud"}, TOKEN, "fraud.other"), key_of({b"falaj-purpose": b"fraud"}, b"", ""),
-    ]  # fmt: skip
+        caller_key({}, TOKEN, "fraud.score"),
+        caller_key({b"falaj-purpose": b"fraud"}, TOKEN[:-1], "fraud.score"),
+        caller_key({b"falaj-purpose": b"fraud"}, TOKEN, "fraud.other"),
+        caller_key({b"falaj-purpose": b"fraud"}, b"", ""),
+    ]
     assert len({key, *others}) == 5
     assert len(key[0]) == 16
     assert b"falaj_" not in key[0]
@@ -28,12 +30,12 @@ def test_a_caller_is_known_by_what_was_shown_and_asked_for_and_the_token_is_not_
 
 def test_calls_with_the_same_headers_keep_no_caller_of_another_endpoint() -> None:
     metadata = {b"authorization": TOKEN, b"falaj-purpose": b"fraud"}
-    lead = GrpcLead(metadata)
-    assert lead.key_for("fraud.score") == key_of(metadata, TOKEN, "fraud.score")
-    lead.endpoint_caller = Caller(None, "fraud.score", 0.0)
-    assert lead.key_for("fraud.score") == key_of(metadata, TOKEN, "fraud.score")
+    lead = GrpcHeadContext(metadata)
+    assert lead.key_for("fraud.score") == caller_key(metadata, TOKEN, "fraud.score")
+    lead.endpoint_caller = EndpointCaller(None, "fraud.score", 0.0)
+    assert lead.key_for("fraud.score") == caller_key(metadata, TOKEN, "fraud.score")
     assert lead.endpoint_caller is not None
-    assert lead.key_for("fraud.other") == key_of(metadata, TOKEN, "fraud.other")
+    assert lead.key_for("fraud.other") == caller_key(metadata, TOKEN, "fraud.other")
     assert lead.endpoint_caller is None
 
 
@@ -84,16 +86,18 @@ class OpenMessage:
     body = GrpcCall("ModelStreamInfer", b"")
 
     def __init__(self) -> None:
-        self.caller = Caller(None, "fraud.score", 0.0)
+        self.caller = EndpointCaller(None, "fraud.score", 0.0)
         self.errors: list[FalajError] = []
 
     def revoke(self, error: FalajError) -> None:
         self.errors.append(error)
 
 
-def failing_callers(error: Exception) -> tuple[Callers, DeferredLoop]:
+def failing_callers(error: Exception) -> tuple[CallerDirectory, DeferredLoop]:
     loop = DeferredLoop()
-    callers = Callers(cast("Any", FailingHouse(error)), cast("Any", InlinePool()), cast("Any", loop), lambda _: None)
+    callers = CallerDirectory(
+        cast("Any", FailingHouse(error)), cast("Any", InlinePool()), cast("Any", loop), lambda _: None
+    )
     callers._unverified_pool.shutdown()
     callers._unverified_pool = cast("Any", InlinePool())
     return callers, loop
@@ -101,7 +105,7 @@ def failing_callers(error: Exception) -> tuple[Callers, DeferredLoop]:
 
 def test_an_unexpected_error_of_a_lookup_is_answered_and_the_caller_is_looked_up_again() -> None:
     callers, loop = failing_callers(RuntimeError("a fault of the platform"))
-    key, answers = key_of({}, TOKEN, "fraud.score"), list[Caller]()
+    key, answers = caller_key({}, TOKEN, "fraud.score"), list[EndpointCaller]()
     for expected in (1, 2):
         callers.ask(key, TOKEN, "127.0.0.1", answers.append)
         loop.run()
@@ -111,8 +115,8 @@ def test_an_unexpected_error_of_a_lookup_is_answered_and_the_caller_is_looked_up
 
 def test_a_stream_ends_although_every_decision_expires_before_the_next_check() -> None:
     callers, loop = failing_callers(Unauthenticated("this token is unknown", "sign in again"))
-    streams, message = OpenStreams(callers), OpenMessage()
-    streams.add(cast("GrpcPassing", message), {b"authorization": TOKEN})
+    streams, message = OpenGrpcStreams(callers), OpenMessage()
+    streams.add(cast("InflightGrpcCall", message), {b"authorization": TOKEN})
     streams.check(1e12)  # no decision is younger
     loop.run()
     assert [error.code for error in message.errors] == ["unauthenticated"]

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.gateway.keeper import Keeper
-from falaj.gateway.link import _context
-from falaj.serve import books
-from falaj.serve.records import Place
+from falaj.gateway.supervisor import GatewaySupervisor
+from falaj.gateway.upstream_connection import _create_tls_context
+from falaj.serve import endpoint_repository
+from falaj.serve.records import ReplicaAddress
 from tests.gateway.stand_in import Ground, Replica
 from tests.gateway.test_doors import INFER, until
 
@@ -34,14 +34,14 @@ def gone(pid: int) -> bool:
 def doors(ground: Ground) -> Any:
     """Where the gateway says it is."""
     with ground.town.house.ledger.read(ground.ctx) as tx:
-        return books.doors_in(tx)
+        return endpoint_repository.read_gateway_addresses(tx)
 
 
 def test_a_gateway_is_kept_and_ends_with_its_keeper(tmp_path: Path) -> None:
     ground = Ground(tmp_path / "house")
     replica = Replica(ground.loop, 1, "one")
     ground.add(replica)
-    keeper = Keeper(ground.town.house, ("--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0"))
+    keeper = GatewaySupervisor(ground.town.house, ("--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0"))
     keeper.start()
     try:
         first = until(lambda: doors(ground).http)
@@ -62,11 +62,11 @@ def test_a_gateway_is_kept_and_ends_with_its_keeper(tmp_path: Path) -> None:
 def test_nothing_is_started_while_nobody_has_an_endpoint(tmp_path: Path) -> None:
     ground = Ground(tmp_path / "house")
     with ground.town.house.ledger.write(ground.ctx) as tx:
-        record = tx.need(books.Ref.parse("endpoint:fraud/score"))
+        record = tx.need(endpoint_repository.Ref.parse("endpoint:fraud/score"))
         tx.delete(record.key, record.rev)
         tx.emit("serve.removed", record.ref)
-    keeper = Keeper(ground.town.house)
-    assert not keeper._wanted()
+    keeper = GatewaySupervisor(ground.town.house)
+    assert not keeper._has_endpoints()
     keeper.stop()
     ground.close()
 
@@ -120,29 +120,31 @@ def test_no_address_is_called_that_is_no_replicas(host: str, fingerprint: str) -
     from falaj.core.errors import Invalid
 
     with pytest.raises(Invalid):
-        _context(Place("one", 1, host, 80, fingerprint))
+        _create_tls_context(ReplicaAddress("one", 1, host, 80, fingerprint))
 
 
 def test_a_replica_elsewhere_is_known_by_its_certificate(tmp_path: Path) -> None:
-    from falaj.api.tls import local_tls, server_context
-    from falaj.gateway.link import Link
-    from falaj.infer.server import fingerprint
-    from falaj.oip.hop import HopServer
+    from falaj.api.tls import create_server_context, ensure_local_certificate
+    from falaj.gateway.upstream_connection import UpstreamConnection
+    from falaj.infer.inference_server import certificate_fingerprint
+    from falaj.oip.upstream_server import UpstreamServer
     from tests.gateway.echo import KEY, Echo
     from tests.gateway.stand_in import Looping
 
-    made = local_tls(str(tmp_path), ("localhost",), time.time())
+    made = ensure_local_certificate(str(tmp_path), ("localhost",), time.time())
     looping = Looping()
     echo = Echo(1, "tls")
 
-    async def links() -> tuple[Link, Link]:
-        server = HopServer(echo, echo, KEY)
+    async def links() -> tuple[UpstreamConnection, UpstreamConnection]:
+        server = UpstreamServer(echo, echo, KEY)
         looping.servers.append(server)
-        context = server_context(made)
+        context = create_server_context(made)
         context.verify_mode = ssl.CERT_NONE
         host, port = await server.start("127.0.0.1", 0, context)
-        good, bad = fingerprint(made.cert), "00" * 32
-        one, two = (Link(Place("a", 1, host, port, shown), KEY, lambda _: None) for shown in (good, bad))
+        good, bad = certificate_fingerprint(made.cert), "00" * 32
+        one, two = (
+            UpstreamConnection(ReplicaAddress("a", 1, host, port, shown), KEY, lambda _: None) for shown in (good, bad)
+        )
         return one, two
 
     one, two = looping.do(links())

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.gateway.link import Link, _context
-from falaj.oip.hop import HopServer
-from falaj.serve.hopcert import HopCert, new_cert
-from falaj.serve.records import Place
+from falaj.gateway.upstream_connection import UpstreamConnection, _create_tls_context
+from falaj.oip.upstream_server import UpstreamServer
+from falaj.serve.records import ReplicaAddress
+from falaj.serve.replica_certificate import ReplicaCertificate, create_certificate
 from tests.gateway.echo import KEY, Echo
 from tests.gateway.stand_in import Looping
 from tests.gateway.test_doors import until
@@ -24,7 +24,7 @@ def looping() -> Iterator[Looping]:
     made.end()
 
 
-def speaking(cert: HopCert, folder: Path) -> ssl.SSLContext:
+def speaking(cert: ReplicaCertificate, folder: Path) -> ssl.SSLContext:
     """What a replica speaks with the certificate of its endpoint."""
     (folder / "cert.pem").write_text(cert.cert)
     (folder / "key.pem").write_text(cert.private)
@@ -37,14 +37,14 @@ def speaking(cert: HopCert, folder: Path) -> ssl.SSLContext:
 def test_a_replica_is_reached_by_address_and_by_the_name_of_its_node(
     looping: Looping, tmp_path: Path, host: str
 ) -> None:
-    cert = new_cert("fraud.score", 1.7e9)
+    cert = create_certificate("fraud.score", 1.7e9)
 
-    async def linked() -> Link:
+    async def linked() -> UpstreamConnection:
         echo = Echo(1, "far")
-        server = HopServer(echo, echo, KEY)
+        server = UpstreamServer(echo, echo, KEY)
         looping.servers.append(server)
         _, port = await server.start("127.0.0.1", 0, speaking(cert, tmp_path))
-        return Link(Place("a", 1, host, port, cert.fingerprint), KEY, lambda _: None)
+        return UpstreamConnection(ReplicaAddress("a", 1, host, port, cert.fingerprint), KEY, lambda _: None)
 
     link = looping.do(linked())
     until(lambda: link.client.ready)
@@ -53,21 +53,23 @@ def test_a_replica_is_reached_by_address_and_by_the_name_of_its_node(
 
 
 def test_whoever_shows_another_certificate_does_not_even_learn_the_key(looping: Looping, tmp_path: Path) -> None:
-    wanted, shown = new_cert("fraud.score", 1.7e9), new_cert("fraud.score", 1.7e9)
+    wanted, shown = create_certificate("fraud.score", 1.7e9), create_certificate("fraud.score", 1.7e9)
     heard: list[bytes] = []
 
     class Stranger(asyncio.Protocol):
         def data_received(self, data: bytes) -> None:
             heard.append(data)
 
-    async def linked() -> tuple[Link, asyncio.Server]:
+    async def linked() -> tuple[UpstreamConnection, asyncio.Server]:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(Stranger, "127.0.0.1", 0, ssl=speaking(shown, tmp_path))
         port = server.sockets[0].getsockname()[1]
-        return Link(Place("a", 1, "127.0.0.1", port, wanted.fingerprint), KEY, lambda _: None), server
+        return UpstreamConnection(
+            ReplicaAddress("a", 1, "127.0.0.1", port, wanted.fingerprint), KEY, lambda _: None
+        ), server
 
     link, server = looping.do(linked())
-    until(lambda: link._tries > 2)  # it tries again, and says nothing then either
+    until(lambda: link._connect_attempts > 2)  # it tries again, and says nothing then either
     looping.loop.call_soon_threadsafe(link.leave)
     looping.loop.call_soon_threadsafe(server.close)
     assert heard == []
@@ -77,4 +79,4 @@ def test_whoever_shows_another_certificate_does_not_even_learn_the_key(looping: 
 @pytest.mark.parametrize("host", ["", "bad name", "a" * 300, "-x", "http://a", "a/b", "169.254.1.1"])
 def test_what_is_no_name_of_a_node_is_not_called(host: str) -> None:
     with pytest.raises(Invalid):
-        _context(Place("one", 1, host, 80, "ab" * 32))
+        _create_tls_context(ReplicaAddress("one", 1, host, 80, "ab" * 32))

@@ -32,7 +32,7 @@ def lots(monkeypatch: Any) -> list[Sequence[bytes]]:
         return began
 
     monkeypatch.setattr(Lot, "start", noted)
-    for name in ("KNOWN_S", "EARLY_S"):  # those whose caller is looked up again go one by one
+    for name in ("CALLER_LIFETIME_S", "EARLY_RENEWAL_S"):  # those whose caller is looked up again go one by one
         monkeypatch.setattr(callers, name, 60.0)
     return seen
 

@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 
-from falaj.serve import books
+from falaj.serve import endpoint_repository
 from tests.gateway.raw_grpc import asked, infer
 from tests.gateway.stand_in import REF, Ground, Process, Replica
 from tests.gateway.test_doors import INFER, until
@@ -159,7 +159,7 @@ def test_nobody_waits_for_ever_and_not_everybody_may_wait(ground: Make, asking: 
     told = client.post(INFER)
     assert told.status_code == 503
     assert "retry-after" in told.headers
-    monkeypatch.setattr("falaj.gateway.holding.MOST_BYTES", 100)
+    monkeypatch.setattr("falaj.gateway.cold_start_queue.MAX_HELD_BYTES", 100)
     assert "too many" in client.post(INFER, content=b"x" * 200).json()["error"]
     with pytest.raises(grpc.RpcError) as failed:
         infer(one.doors.grpc, one.headers(), "fraud.score")
@@ -183,10 +183,10 @@ def test_a_replica_that_cannot_is_left_alone_and_its_requests_go_elsewhere(groun
 
 
 def _unable(echo: Any, reply: Any) -> None:
-    from falaj.oip.calls import Reply
+    from falaj.oip.handler_calls import HttpReply
 
     echo.asked += 1
-    reply(Reply(503, (b'{"error": "sick"}',)))
+    reply(HttpReply(503, (b'{"error": "sick"}',)))
 
 
 def test_retries_are_a_share_of_requests(ground: Make, asking: Asking) -> None:
@@ -251,9 +251,9 @@ def test_the_second_one_is_waited_for_when_the_first_cannot(ground: Make, asking
 def _unable_later(call: Any, reply: Any) -> None:
     import asyncio
 
-    from falaj.oip.calls import Reply
+    from falaj.oip.handler_calls import HttpReply
 
-    asyncio.get_running_loop().call_later(0.06, reply, Reply(503, (b"{}",)))
+    asyncio.get_running_loop().call_later(0.06, reply, HttpReply(503, (b"{}",)))
 
 
 def test_grpc_is_retried_and_answers_name_themselves(ground: Make) -> None:
@@ -324,4 +324,4 @@ def test_random_deaths_leave_nothing_behind(ground: Make) -> None:
 def test_where_a_gateway_is_reached_is_told(ground: Make) -> None:
     one = ground()
     with one.town.house.ledger.read(one.ctx) as tx:
-        assert books.doors_in(tx) == one.doors
+        assert endpoint_repository.read_gateway_addresses(tx) == one.doors

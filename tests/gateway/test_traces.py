@@ -8,7 +8,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from falaj.core import trace
+from falaj.core import tracing
 from tests.collector import Collector
 from tests.gateway.stand_in import Ground
 from tests.gateway.test_real import NAME, Real
@@ -21,7 +21,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ground, Collector]]:
     home: Path = tmp_path_factory.mktemp("traced")
     with Collector() as collector, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(trace.ENDPOINT, collector.url)
+        patch.setenv(tracing.ENDPOINT_VARIABLE, collector.url)
         patch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
         real = Real(home)
         ground = Ground(home / "house", sample=0.0)

@@ -18,19 +18,19 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Unavailable
-from falaj.drift.profile import digest, profile_of, read_profile, to_json
-from falaj.drift.records import FILE
-from falaj.drift.tally import Tally
-from falaj.gateway.link import Link
-from falaj.gateway.watching import Came, Watching
-from falaj.monitor.baselines import based_on
-from falaj.monitor.drawn import drawn
-from falaj.monitor.labelled import joined
-from falaj.oip.messages import INFER_REQUEST
-from falaj.oip.wire import encode
-from falaj.serve.blocks import Whose
-from falaj.serve.labels import Labelled
-from falaj.serve.sketches import Sketched, Sketches
+from falaj.drift.profiles import build_profile, encode_profile, hash_profile, read_profile
+from falaj.drift.records import PROFILE_FILE
+from falaj.drift.tally import DataTally
+from falaj.gateway.delta_receiver import DeltaReceiver, ReceivedDelta
+from falaj.gateway.upstream_connection import UpstreamConnection
+from falaj.monitor.baselines import make_baseline
+from falaj.monitor.drawn_rows import read_drawn_rows
+from falaj.monitor.late_labels import join_labels
+from falaj.oip.grpc_messages import INFER_REQUEST
+from falaj.oip.protobuf import encode_message
+from falaj.serve.drift_counts import DriftCountRow, DriftCounts
+from falaj.serve.late_labels import LabelRow
+from falaj.serve.sealed_blocks import RowOwner
 from tests.gateway.echo import KEY
 from tests.gateway.stand_in import REF, Ground, Replica
 from tests.gateway.test_doors import until
@@ -39,12 +39,12 @@ from tests.infer import models
 NAME = "fraud.score"
 INFER = f"/v2/models/{NAME}/infer"
 X = np.random.default_rng(3).standard_normal((500, 32)).astype(np.float32)
-PROFILE = profile_of(
+PROFILE = build_profile(
     {f"x[{at}]": X[:, at] for at in range(32)},
     predictions={"y": models.mlp_of(X)[:, 0]},
     tensors={"x": tuple(f"x[{at}]" for at in range(32)), "y": ("y",)},
 )
-WHOSE = Whose("bank", REF, "ae-dubai")
+WHOSE = RowOwner("bank", REF, "ae-dubai")
 NAMED = ("bank", NAME)
 
 
@@ -56,7 +56,7 @@ class Real:
     def __init__(self, home: Path, **watch: Any) -> None:
         folder = home / "model"
         models.mlp(folder)
-        (folder / FILE).write_bytes(to_json(PROFILE))
+        (folder / PROFILE_FILE).write_bytes(encode_profile(PROFILE))
         counting = {"flush_s": 0.2, "share": 1.0, **watch}
         model = {"name": NAME, "version": "1", "folder": str(folder), "watch": counting}
         (home / "config.json").write_text(json.dumps({"models": [model], "hop": "127.0.0.1:0", "hop_key": KEY}))
@@ -89,11 +89,11 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 def known(ground: Ground, revision: int = 1) -> None:
     """The house knows the profile of a revision."""
     baselines = ground.town.house.desks["monitor"].baselines
-    baselines.keep(WHOSE, based_on(to_json(PROFILE), revision, "test", time.time()))
+    baselines.keep(WHOSE, make_baseline(encode_profile(PROFILE), revision, "test", time.time()))
 
 
-def link(ground: Ground, revision: int) -> Link:
-    found: Link = ground.gateway.table.routes[NAMED].pools[revision][0]
+def link(ground: Ground, revision: int) -> UpstreamConnection:
+    found: UpstreamConnection = ground.gateway.table.routes[NAMED].pools[revision][0]
     return found
 
 
@@ -106,8 +106,8 @@ def asks(url: str, headers: Mapping[str, str], rows: int, times: int) -> int:
     return rows * times
 
 
-def rows_in(found: list[Sketched]) -> int:
-    return sum(Tally.from_bytes(row.data, PROFILE).rows for row in found)
+def rows_in(found: list[DriftCountRow]) -> int:
+    return sum(DataTally.from_bytes(row.data, PROFILE).rows for row in found)
 
 
 def test_what_a_replica_counts_arrives_once_and_its_end_loses_nothing(ground: Ground, tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_what_a_replica_counts_arrives_once_and_its_end_loses_nothing(ground: Gr
     found = sketches.read("bank", REF)
     assert rows_in(found) == sent
     assert {row.replica.partition(".")[0] for row in found} == {name.name}
-    assert all(row.revision == 1 and row.profile == digest(PROFILE) and row.at <= row.until for row in found)
-    whole = Tally.from_bytes(found[-1].data, PROFILE)
+    assert all(row.revision == 1 and row.profile == hash_profile(PROFILE) and row.at <= row.until for row in found)
+    whole = DataTally.from_bytes(found[-1].data, PROFILE)
     assert whole.of(32).sum() == whole.rows
     ground.remove(name)
 
@@ -146,14 +146,14 @@ def test_a_late_label_finds_its_answer_though_no_request_was_kept(ground: Ground
     assert real.end() == 0
 
     def found() -> dict[str, list[float]]:
-        return {id_: said for id_, said, _ in drawn(serve, ("bank", REF, 1), PROFILE, (0.0, ()), asked, "")}
+        return {id_: said for id_, said, _ in read_drawn_rows(serve, ("bank", REF, 1), PROFILE, (0.0, ()), asked, "")}
 
     wanted = models.mlp_of(X)[:, 0]
     assert found() == {id_: [pytest.approx(wanted[row], abs=1e-5)] for id_, row in asked.items()}
-    labels = [Labelled(time.time(), id_, "", float(row)) for id_, row in asked.items()]
+    labels = [LabelRow(time.time(), id_, "", float(row)) for id_, row in asked.items()]
     serve.labels.append(WHOSE, labels)
     assert not list(serve.journal.read("bank", REF))
-    truth = joined(serve, "bank", REF, 1, (began, time.time() + 1), PROFILE, "")
+    truth = join_labels(serve, "bank", REF, 1, (began, time.time() + 1), PROFILE, "")
     assert sorted(truth.label.tolist()) == list(range(24))
     assert truth.answer == pytest.approx(wanted[truth.label.astype(int)], abs=1e-5)
     assert all(began - 1 < at < time.time() for at in truth.at)  # An id says when.
@@ -166,15 +166,15 @@ def _by_grpc(ground: Ground, row: int) -> str:
     with grpc.insecure_channel(ground.doors.grpc) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         headers = [(key, value) for key, value in ground.headers().items()]
-        _, about = call.with_call(encode(INFER_REQUEST, asked), metadata=headers, timeout=30)
+        _, about = call.with_call(encode_message(INFER_REQUEST, asked), metadata=headers, timeout=30)
     return str(dict((*about.initial_metadata(), *about.trailing_metadata()))["falaj-request"])
 
 
 def _said(**changed: Any) -> dict[str, Any]:
-    tally = Tally(PROFILE)
+    tally = DataTally(PROFILE)
     tally.add({"x[0]": np.zeros(3)})
     data = base64.b64encode(tally.to_bytes()).decode()
-    good = {"life": "0123456789abcdef", "n": 1, "at": 5.0, "until": 6.0, "profile": digest(PROFILE), "data": data}
+    good = {"life": "0123456789abcdef", "n": 1, "at": 5.0, "until": 6.0, "profile": hash_profile(PROFILE), "data": data}
     return {**good, **changed}
 
 
@@ -186,11 +186,11 @@ def test_what_is_not_known_waits_and_what_is_no_delta_is_refused(ground: Ground)
         ground.loop.loop.call_soon_threadsafe(replica.tell, {"tally": _said(**changed)}, to)
 
     # While the profile of its revision is not known, a delta is neither kept nor refused.
-    watching.written([Came(ground.gateway.table.routes[NAMED].route, link(ground, 2), _said(n=1000))])
+    watching.written([ReceivedDelta(ground.gateway.table.routes[NAMED].route, link(ground, 2), _said(n=1000))])
     known(ground, 2)
     ground.loop.loop.call_soon_threadsafe(lambda: watching.renew(ground.gateway.table.routes))
     until(lambda: any("profile" in said for said in heard))
-    assert digest(read_profile(heard[-1]["profile"].encode())) == digest(PROFILE)
+    assert hash_profile(read_profile(heard[-1]["profile"].encode())) == hash_profile(PROFILE)
     del heard[:]
     for at, changed in enumerate(BAD):
         replica_says(**{"n": at + 1, **changed})
@@ -216,11 +216,11 @@ def test_nothing_is_acknowledged_that_is_not_kept(ground: Ground) -> None:
         raise Unavailable("the disk is full", "make room")
 
     house = ground.town.house
-    baselines, broken = house.desks["monitor"].baselines, Sketches(gone, house.ledger)
-    watching = Watching(baselines.of, broken, ThreadPoolExecutor(1), ground.loop.loop)
+    baselines, broken = house.desks["monitor"].baselines, DriftCounts(gone, house.ledger)
+    watching = DeltaReceiver(baselines.of, broken, ThreadPoolExecutor(1), ground.loop.loop)
     known(ground, 2)
     del (heard := ground.replicas[0].controls)[:]
-    came = [Came(ground.gateway.table.routes[NAMED].route, link(ground, 2), _said(n=3000))]
+    came = [ReceivedDelta(ground.gateway.table.routes[NAMED].route, link(ground, 2), _said(n=3000))]
     with pytest.raises(Unavailable):
         watching.written(came)
     ground.gateway.watching.written(came)  # The next gateway that hears of it can.
@@ -262,7 +262,7 @@ def test_gateways_that_are_killed_count_nothing_twice_and_lose_nothing(tmp_path:
         ground.open()
 
         def seen() -> int:
-            return sum(Tally.from_bytes(row.data, PROFILE).seen for row in sketches.read("bank", REF))
+            return sum(DataTally.from_bytes(row.data, PROFILE).seen for row in sketches.read("bank", REF))
 
         until(lambda: seen() == answered)
         assert real.end() == 0

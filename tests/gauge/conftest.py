@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from falaj.worker import Here
+from falaj.worker import CurrentAttempt
 
 Facts = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CurrentAttempt]:
     """A process of an attempt."""
     monkeypatch.setenv("FALAJ_ATTEMPT", "a-1")
     monkeypatch.setenv("FALAJ_OUTBOX", str(tmp_path / "outbox"))
     monkeypatch.setenv("FALAJ_CHECKPOINTS", str(tmp_path / "checkpoints"))
     torch.set_num_threads(1)
-    found = Here()
+    found = CurrentAttempt()
     yield found
     if found._outbox is not None:
         found._outbox.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from falaj.gauge.advice import advise
+from falaj.gauge.advice import list_advice
 
 GOOD: dict[str, Any] = {
     "facts": {"chip": "NVIDIA H200", "memory_limit_bytes": 150e9, "memory_peak_bytes": 120e9},
@@ -28,8 +28,8 @@ def _split(**parts: float) -> dict[str, Any]:
 
 
 def test_a_good_training_gets_none() -> None:
-    assert advise(GOOD) == []
-    assert advise({"steps": 0, "span_s": 0.0, "split": {}, "kernels": []}) == []
+    assert list_advice(GOOD) == []
+    assert list_advice({"steps": 0, "span_s": 0.0, "split": {}, "kernels": []}) == []
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_good_training_gets_none() -> None:
     ],
 )
 def test_each_has_its_evidence_and_its_gain(change: dict[str, Any], title: str, evidence: str, gain: float) -> None:
-    (only,) = advise({**GOOD, **change})
+    (only,) = list_advice({**GOOD, **change})
     assert only.title == title
     assert evidence in only.evidence
     assert only.gain == pytest.approx(gain, abs=0.01)
@@ -66,14 +66,14 @@ def test_each_has_its_evidence_and_its_gain(change: dict[str, Any], title: str, 
 def test_a_transformer_in_fp32_as_recorded_on_an_h200() -> None:
     """12 layers, eager, an optimizer that is not fused: its chip is busy, with the wrong kind of numbers."""
     recorded = json.loads((Path(__file__).parent / "h200.json").read_text())
-    (only,) = advise(recorded)
+    (only,) = list_advice(recorded)
     assert only.title == "Matrix products are in fp32"
     assert only.evidence.startswith("76% of the time")
     assert sum(recorded["split"].values()) == pytest.approx(recorded["span_s"], rel=1e-4)
 
 
 def test_the_greatest_gain_stands_first() -> None:
-    gains = [one.gain for one in advise({**GOOD, **_split(input=0.2, communication=0.2, host=0.3)})]
+    gains = [one.gain for one in list_advice({**GOOD, **_split(input=0.2, communication=0.2, host=0.3)})]
     assert len(gains) == 3
     assert gains == sorted(gains, reverse=True)
 
@@ -86,4 +86,4 @@ def test_on_a_processor_only_what_helps_there() -> None:
         "matmul": {"seconds": 0.6, "fp32_s": 0.6, "tf32_s": 0},
         "facts": {},
     }
-    assert advise(slow) == []
+    assert list_advice(slow) == []

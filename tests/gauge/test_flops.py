@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from falaj.gauge.flops import Seen, count, matmul, sketch
-from falaj.gauge.peaks import palm, peak
+from falaj.gauge.chip_peaks import find_peak_flops, palm
+from falaj.gauge.flops import FirstInputFlops, copy_to_meta, count_flops, measure_matmul
 
 
 class _Odd(nn.Module):
@@ -20,26 +20,26 @@ class _Odd(nn.Module):
 def test_a_linear_layer_counts_six_for_every_weight_and_row() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     given = torch.ones(10, 32, requires_grad=True)
-    drawn = sketch(model)
+    drawn = copy_to_meta(model)
     assert all(parameter.is_meta for parameter in drawn.parameters())
     # The inputs of the first layer have no gradient here: a sketch's inputs are data.
-    assert count(drawn, (given,), {}) == 2 * 10 * (3 * 64 * 8 + 2 * 32 * 64)
+    assert count_flops(drawn, (given,), {}) == 2 * 10 * (3 * 64 * 8 + 2 * 32 * 64)
 
 
 def test_a_convolution_counts_its_window() -> None:
-    drawn = sketch(nn.Conv2d(3, 8, 3, padding=1))
-    assert count(drawn, (torch.ones(2, 3, 16, 16),), {}) == 2 * (2 * 2 * 8 * 3 * 9 * 16 * 16)
+    drawn = copy_to_meta(nn.Conv2d(3, 8, 3, padding=1))
+    assert count_flops(drawn, (torch.ones(2, 3, 16, 16),), {}) == 2 * (2 * 2 * 8 * 3 * 9 * 16 * 16)
 
 
 def test_tied_weights_stay_tied() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
-    drawn = sketch(model)
+    drawn = copy_to_meta(model)
     assert drawn[0].weight is drawn[1].weight  # type: ignore[index]
 
 
 def test_a_model_whose_way_depends_on_values_has_no_count() -> None:
-    assert count(sketch(_Odd()), (torch.ones(2, 4),), {}) == 0
+    assert count_flops(copy_to_meta(_Odd()), (torch.ones(2, 4),), {}) == 0
 
 
 class _Drops(nn.Module):
@@ -54,13 +54,13 @@ class _Drops(nn.Module):
 def test_counting_uses_up_nobodys_random_numbers() -> None:
     model = _Drops()
     before = torch.get_rng_state()
-    assert count(sketch(model), (torch.ones(2, 4),), {}) > 0
+    assert count_flops(copy_to_meta(model), (torch.ones(2, 4),), {}) > 0
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_first_inputs_are_seen_and_then_nobody_looks() -> None:
     model = nn.Linear(4, 4)
-    seen = Seen(model)
+    seen = FirstInputFlops(model)
     assert seen.flops() is None
     model(input=torch.ones(3, 4))
     model(input=torch.ones(9, 4))
@@ -69,18 +69,18 @@ def test_the_first_inputs_are_seen_and_then_nobody_looks() -> None:
 
 
 def test_peaks_are_dense_and_by_name() -> None:
-    assert peak("NVIDIA H200") == 989e12
-    assert peak("NVIDIA H100 PCIe") == 756e12
-    assert peak("NVIDIA A100-SXM4-80GB", "fp16") == 312e12
-    assert peak("NVIDIA L4") < peak("NVIDIA L40S")
-    assert peak("a chip that nobody knows") == 0
+    assert find_peak_flops("NVIDIA H200") == 989e12
+    assert find_peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert find_peak_flops("NVIDIA A100-SXM4-80GB", "fp16") == 312e12
+    assert find_peak_flops("NVIDIA L4") < find_peak_flops("NVIDIA L40S")
+    assert find_peak_flops("a chip that nobody knows") == 0
     assert palm(124e6, 12, 768, 1024) == 6 * 124e6 + 12 * 12 * 768 * 1024
 
 
 def test_a_matrix_product_is_measured_once() -> None:
     torch.set_num_threads(1)
-    assert matmul("cpu") > 1e8
-    assert matmul("cpu") == matmul("cpu")
+    assert measure_matmul("cpu") > 1e8
+    assert measure_matmul("cpu") == measure_matmul("cpu")
 
 
 def test_counts_are_those_of_torch() -> None:
@@ -89,4 +89,4 @@ def test_counts_are_those_of_torch() -> None:
     given = torch.ones(2, 8, 16)
     with FlopCounterMode(display=False) as counter:
         model(given).sum().backward()
-    assert count(sketch(model), (given,), {}) == counter.get_total_flops()
+    assert count_flops(copy_to_meta(model), (given,), {}) == counter.get_total_flops()

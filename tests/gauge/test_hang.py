@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from falaj.gauge import hang
-from falaj.gauge.gauge import COMMUNICATION, Gauge
-from falaj.worker import Here
+from falaj.gauge import hang_watchdog
+from falaj.gauge.step_monitor import COMMUNICATION_PHASE, StepMonitor
+from falaj.worker import CurrentAttempt
 from tests.gauge.conftest import Facts
 
 _LONG_S = 100.0
@@ -31,16 +31,18 @@ def _meet(folder: Path, rank: int) -> None:
     """Steps with a partner, for ever; a file says how many there were."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    gauge = Gauge(Here(), rank=rank, world=2, device="cpu", first=0, steps=0, hang_s=2.0, stream=io.StringIO())
+    gauge = StepMonitor(
+        CurrentAttempt(), rank=rank, world=2, device="cpu", first_step=0, steps=0, hang_s=2.0, stream=io.StringIO()
+    )
     for number in range(1_000_000):
-        with gauge.phase(COMMUNICATION):
+        with gauge.phase(COMMUNICATION_PHASE):
             dist.all_reduce(torch.ones(4))
         gauge.stepped(number, 1, {})
         (folder / f"step-{rank}").write_text(str(number))
 
 
 def test_a_process_whose_partner_stopped_says_where_it_stands_and_ends(
-    here: Here, facts: Facts, tmp_path: Path
+    here: CurrentAttempt, facts: Facts, tmp_path: Path
 ) -> None:
     ranks = [_FORK.Process(target=_meet, args=(tmp_path, rank), daemon=True) for rank in (0, 1)]
     for rank in ranks:
@@ -49,7 +51,7 @@ def test_a_process_whose_partner_stopped_says_where_it_stands_and_ends(
         _until(lambda: (tmp_path / "step-0").exists() and (tmp_path / "step-0").read_text() > "3", "they never met")
         os.kill(ranks[1].pid or 0, signal.SIGSTOP)
         ranks[0].join(_LONG_S)
-        assert ranks[0].exitcode == hang.TRY_AGAIN
+        assert ranks[0].exitcode == hang_watchdog.RETRY_EXIT_CODE
     finally:
         for rank in ranks:
             rank.kill()
@@ -64,8 +66,16 @@ def test_a_process_whose_partner_stopped_says_where_it_stands_and_ends(
 
 
 def _sit(folder: Path) -> None:
-    gauge = Gauge(
-        Here(), rank=0, world=1, device="cpu", first=0, steps=0, hang_s=1.0, first_s=0.0, stream=io.StringIO()
+    gauge = StepMonitor(
+        CurrentAttempt(),
+        rank=0,
+        world=1,
+        device="cpu",
+        first_step=0,
+        steps=0,
+        hang_s=1.0,
+        first_s=0.0,
+        stream=io.StringIO(),
     )
     (folder / "sits").touch()
     _until((folder / "go").exists, "nobody said go")
@@ -75,7 +85,9 @@ def _sit(folder: Path) -> None:
 
 def _slow_first(folder: Path) -> None:
     """A first step three times as long as a hang, as if kernels were compiled."""
-    gauge = Gauge(Here(), rank=0, world=1, device="cpu", first=0, steps=0, hang_s=0.5, stream=io.StringIO())
+    gauge = StepMonitor(
+        CurrentAttempt(), rank=0, world=1, device="cpu", first_step=0, steps=0, hang_s=0.5, stream=io.StringIO()
+    )
     ended = time.monotonic() + 1.5
     _until(lambda: time.monotonic() > ended, "the clock stands still")
     gauge.stepped(0, 1, {})
@@ -83,7 +95,7 @@ def _slow_first(folder: Path) -> None:
     os._exit(0)
 
 
-def test_no_first_step_is_a_hang_too_but_it_may_take_longer(here: Here, tmp_path: Path) -> None:
+def test_no_first_step_is_a_hang_too_but_it_may_take_longer(here: CurrentAttempt, tmp_path: Path) -> None:
     del here
     ends = []
     for target in (_sit, _slow_first):
@@ -91,12 +103,12 @@ def test_no_first_step_is_a_hang_too_but_it_may_take_longer(here: Here, tmp_path
         process.start()
         process.join(_LONG_S)
         ends.append(process.exitcode)
-    assert ends == [hang.TRY_AGAIN, 0]
+    assert ends == [hang_watchdog.RETRY_EXIT_CODE, 0]
 
 
-def test_a_process_that_was_stopped_itself_is_forgiven(here: Here) -> None:
+def test_a_process_that_was_stopped_itself_is_forgiven(here: CurrentAttempt) -> None:
     now = time.perf_counter()
-    watchdog = hang.Watchdog(here, 0, lambda: (now, 5), 60.0, 60.0)
+    watchdog = hang_watchdog.HangWatchdog(here, 0, lambda: (now, 5), 60.0, 60.0)
     watchdog.tick(now + 1)
     watchdog.tick(now + 3600)  # asleep meanwhile: nobody looked for an hour
     watchdog.tick(now + 3601)
@@ -105,14 +117,16 @@ def test_a_process_that_was_stopped_itself_is_forgiven(here: Here) -> None:
 def _listen(folder: Path) -> None:
     with (folder / "stderr").open("w") as file:
         os.dup2(file.fileno(), 2)
-        gauge = Gauge(Here(), rank=0, world=1, device="cpu", first=0, steps=0, stream=io.StringIO())
+        gauge = StepMonitor(
+            CurrentAttempt(), rank=0, world=1, device="cpu", first_step=0, steps=0, stream=io.StringIO()
+        )
         (folder / "listens").touch()
         _until((folder / "go").exists, "nobody said go")
         gauge.close()
     os._exit(0)
 
 
-def test_usr2_writes_stacks_and_ends_nothing(here: Here, tmp_path: Path) -> None:
+def test_usr2_writes_stacks_and_ends_nothing(here: CurrentAttempt, tmp_path: Path) -> None:
     del here
     process = _FORK.Process(target=_listen, args=(tmp_path,), daemon=True)
     process.start()
@@ -126,7 +140,7 @@ def test_usr2_writes_stacks_and_ends_nothing(here: Here, tmp_path: Path) -> None
 
 def test_torch_is_told_to_remember_collectives_unless_somebody_said_otherwise() -> None:
     known = {"TORCH_FR_BUFFER_SIZE": "7"}
-    hang.prepare(known)
+    hang_watchdog.prepare_environment(known)
     assert known == {"TORCH_FR_BUFFER_SIZE": "7"}
-    hang.prepare(known := {})
+    hang_watchdog.prepare_environment(known := {})
     assert known == {"TORCH_FR_BUFFER_SIZE": "2000"}

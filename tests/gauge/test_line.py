@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from falaj.gauge.line import Line, duration, short
+from falaj.gauge.progress_line import ProgressLine, format_duration, format_number
 
 
 class _Terminal(io.StringIO):
@@ -23,7 +23,7 @@ FIGURES = {
 
 def test_a_terminal_sees_one_line_redrawn() -> None:
     stream = _Terminal()
-    line = Line(1000, "tokens", stream)
+    line = ProgressLine(1000, "tokens", stream)
     for step in (1, 2):
         line.show(step, FIGURES)
     line.close()
@@ -34,10 +34,10 @@ def test_a_terminal_sees_one_line_redrawn() -> None:
 
 def test_a_log_gets_the_first_and_the_last() -> None:
     stream = io.StringIO()
-    line = Line(50, "samples", stream)
+    line = ProgressLine(50, "samples", stream)
     for step in range(1, 50):
         line.show(step, {"loss": 1.0})
-    line.show(50, {"loss": 0.5}, last=True)
+    line.show(50, {"loss": 0.5}, is_last=True)
     line.close()
     assert stream.getvalue().splitlines()[0] == "step 1/50  loss 1"
     assert stream.getvalue().splitlines()[-1] == "step 50/50  loss 0.5"
@@ -48,9 +48,9 @@ def test_a_log_gets_the_first_and_the_last() -> None:
     ("seconds", "text"), [(0.4, "0s"), (59, "59s"), (61, "1m01s"), (7260, "2h01m"), (90_000, "1d01h")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.5, "0.5"), (999, "999"), (12_345, "12.3k"), (4e12, "4T")])
 def test_short_numbers(number: float, text: str) -> None:
-    assert short(number) == text
+    assert format_number(number) == text

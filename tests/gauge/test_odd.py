@@ -3,11 +3,11 @@
 import math
 import random
 
-from falaj.gauge.odd import Odd
+from falaj.gauge.anomaly import AnomalyDetector
 
 
-def _odd() -> Odd:
-    return Odd("the loss", mads=6, share=0.1)
+def _odd() -> AnomalyDetector:
+    return AnomalyDetector("the loss", mads=6, share=0.1)
 
 
 def test_noise_is_ordinary_and_so_is_what_falls() -> None:

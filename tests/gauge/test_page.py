@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from falaj.gauge.page import render
+from falaj.gauge.profile_page import render_profile
 from tests.gauge.test_advice import GOOD
 
 _EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
@@ -36,7 +36,7 @@ class _Page(HTMLParser):
 def test_a_page_is_whole_and_loads_nothing() -> None:
     kernels = [{"name": "sgemm<float, 4>", "seconds": 0.4, "share": 0.4, "count": 12}]
     full = {**GOOD, "kernels": kernels, "step_s": [0.3, 0.4, 0.3], "memory": [(0.0, 5.0), (0.5, 9e9), (1.0, 3.0)]}
-    page = _Page(render({**full, "split": {**GOOD["split"], "input": 0.3}}))
+    page = _Page(render_profile({**full, "split": {**GOOD["split"], "input": 0.3}}))
     assert page.open == []
     assert {"svg", "table", "rect", "polygon"} <= page.seen
     assert not page.seen & {"script", "link", "img", "iframe"}
@@ -53,11 +53,11 @@ def test_hostile_names_stay_text() -> None:
         "kernels": [{"name": _EVIL, "seconds": 0.4, "share": 0.4, "count": 12}],
         "waits": {"count": _EVIL, "longest_s": 0.1},
     }
-    page = _Page(render(evil))
+    page = _Page(render_profile(evil))
     assert page.open == []
     assert not page.seen & {"script", "img"}
     assert page.text.count(_EVIL) >= 5
 
 
 def test_nothing_measured_is_a_page_too() -> None:
-    assert "Nothing stands out" in _Page(render({"steps": 0, "span_s": 0.0, "split": {}, "kernels": []})).text
+    assert "Nothing stands out" in _Page(render_profile({"steps": 0, "span_s": 0.0, "split": {}, "kernels": []})).text

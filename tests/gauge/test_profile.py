@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from falaj.core.errors import Corrupt, Invalid, NotFound
+from falaj.core.errors import CorruptData, Invalid, NotFound
 from falaj.gauge import profile
-from falaj.gauge.gauge import COMMUNICATION, Gauge
-from falaj.gauge.page import render
-from falaj.worker import Here
+from falaj.gauge.profile_page import render_profile
+from falaj.gauge.step_monitor import COMMUNICATION_PHASE, StepMonitor
+from falaj.worker import CurrentAttempt
 
 _LONG_S = 100.0
 
 
-def _loop(gauge: Gauge, first: int, last: int) -> None:
+def _loop(gauge: StepMonitor, first: int, last: int) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number in range(first, last):
@@ -27,15 +27,15 @@ def _loop(gauge: Gauge, first: int, last: int) -> None:
         gauge.waited(time.perf_counter() - begun)
         loss = model(torch.ones(32, 64)).square().sum()
         loss.backward()
-        with gauge.phase(COMMUNICATION):
+        with gauge.phase(COMMUNICATION_PHASE):
             torch.zeros(10).sum()
         optimizer.step()
         optimizer.zero_grad()
         gauge.stepped(number, 32, {"loss": loss.detach()})
 
 
-def _gauge(here: Here) -> Gauge:
-    return Gauge(here, rank=0, world=1, device="cpu", first=0, steps=20, log_s=0.0, stream=io.StringIO())
+def _gauge(here: CurrentAttempt) -> StepMonitor:
+    return StepMonitor(here, rank=0, world=1, device="cpu", first_step=0, steps=20, log_s=0.0, stream=io.StringIO())
 
 
 def _until_read(place: Path) -> None:
@@ -45,7 +45,7 @@ def _until_read(place: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_profile_asked_for_before_the_run(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_asked_for_before_the_run(here: CurrentAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_PROFILE", '{"first": 6, "steps": 4}')
     gauge = _gauge(here)
     _loop(gauge, 0, 20)
@@ -55,7 +55,7 @@ def test_a_profile_asked_for_before_the_run(here: Here, monkeypatch: pytest.Monk
     assert place.name == "step-6"
     _until_read(place)
     assert sorted(file.name for file in place.iterdir()) == ["facts.json", "summary.json", "trace.json.gz"]
-    found = profile.summary(here.checkpoints / "profiles")
+    found = profile.read_summary(here.checkpoints / "profiles")
     assert found["steps"] == len(found["step_s"]) == 4
     assert found["waits"]["count"] == 4
     split = found["split"]
@@ -65,10 +65,10 @@ def test_a_profile_asked_for_before_the_run(here: Here, monkeypatch: pytest.Monk
     assert found["matmul"]["fp32_s"] == found["matmul"]["seconds"] > 0
     assert found["memory"]
     assert found["facts"]["loss"] >= 0
-    assert "The input is too slow" in render(found)
+    assert "The input is too slow" in render_profile(found)
 
 
-def test_a_run_under_way_is_asked_by_a_file_and_reads_itself_without_a_summary(here: Here) -> None:
+def test_a_run_under_way_is_asked_by_a_file_and_reads_itself_without_a_summary(here: CurrentAttempt) -> None:
     assert here.checkpoints is not None
     folder = here.checkpoints / "profiles"
     gauge = _gauge(here)
@@ -84,17 +84,19 @@ def test_a_run_under_way_is_asked_by_a_file_and_reads_itself_without_a_summary(h
     _until_read(place)
     told = json.loads((place / "summary.json").read_text())
     (place / "summary.json").unlink()
-    assert profile.summary(place) == told | {"memory": [tuple(point) for point in told["memory"]]}
+    assert profile.read_summary(place) == told | {"memory": [tuple(point) for point in told["memory"]]}
 
 
-def test_slow_steps_bring_a_profile_twice_at_most(here: Here, tmp_path: Path) -> None:
-    capture = profile.Capture(tmp_path, "cpu", dict)
+def test_slow_steps_bring_a_profile_twice_at_most(here: CurrentAttempt, tmp_path: Path) -> None:
+    capture = profile.ProfileCapture(tmp_path, "cpu", dict)
     assert [capture.slow() for _ in range(3)] == [True, True, False]
-    assert not profile.Capture(None, "cpu", dict).slow(), "there is nowhere to put it"
+    assert not profile.ProfileCapture(None, "cpu", dict).slow(), "there is nowhere to put it"
     del here
 
 
-def test_a_folder_that_cannot_be_ends_no_training(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_ends_no_training(
+    here: CurrentAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     said = {"first": 3, "steps": 1, "folder": str(tmp_path / "file" / "profiles")}
     monkeypatch.setenv("FALAJ_PROFILE", json.dumps(said))
@@ -108,15 +110,15 @@ def test_a_folder_that_cannot_be_ends_no_training(here: Here, tmp_path: Path, mo
 def test_what_asks_for_no_profile_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_PROFILE", text)
     with pytest.raises(Invalid):
-        profile.Capture(tmp_path, "cpu", dict)
+        profile.ProfileCapture(tmp_path, "cpu", dict)
 
 
 def test_no_profile_and_a_broken_one(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        profile.summary(tmp_path)
+        profile.read_summary(tmp_path)
     (tmp_path / "facts.json").write_text("{}")
-    with pytest.raises(Corrupt):
-        profile.summary(tmp_path)
+    with pytest.raises(CorruptData):
+        profile.read_summary(tmp_path)
     (tmp_path / "trace.json.gz").write_bytes(b"\x1f\x8b torn")
-    with pytest.raises(Corrupt):
-        profile.summary(tmp_path)
+    with pytest.raises(CorruptData):
+        profile.read_summary(tmp_path)

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from falaj.gauge.trace import Spans, minus, summarize, union
+from falaj.gauge.trace_summary import TimeSpans, merge_spans, subtract_spans, summarize_trace
 
 _SPANS = some.lists(some.tuples(some.integers(0, 60), some.integers(1, 9)).map(lambda one: (one[0], one[0] + one[1])))
 
 
-def _moments(spans: Spans) -> set[int]:
+def _moments(spans: TimeSpans) -> set[int]:
     return {moment for begun, ended in spans for moment in range(int(begun), int(ended))}
 
 
 @given(_SPANS, _SPANS)
-def test_spans_are_sets_of_moments(one: Spans, other: Spans) -> None:
-    assert _moments(union(one)) == _moments(one)
-    assert _moments(minus(union(one), union(other))) == _moments(one) - _moments(other)
+def test_spans_are_sets_of_moments(one: TimeSpans, other: TimeSpans) -> None:
+    assert _moments(merge_spans(one)) == _moments(one)
+    assert _moments(subtract_spans(merge_spans(one), merge_spans(other))) == _moments(one) - _moments(other)
 
 
 def _event(name: str, cat: str, begun: float, lasts: float, **args: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_every_moment_of_a_device_goes_to_one_part() -> None:
         {"ph": "i", "name": "[memory]", "ts": 5000, "args": {"Device Type": 1, "Total Allocated": 700}},
         {"ph": "M", "name": "process_name", "ts": 0},
     ]
-    found = summarize(events)
+    found = summarize_trace(events)
     parts = {"compute": 45, "communication": 10, "input": 10, "host": 11, "idle": 24}
     assert {name: round(1000 * seconds, 3) for name, seconds in found["split"].items()} == parts
     assert found["kernels"][0] == {"name": "sgemm", "seconds": 0.025, "share": pytest.approx(0.25), "count": 1}
@@ -57,7 +57,7 @@ def test_a_processor_counts_what_is_an_ops_own() -> None:
         _event("Optimizer.step#AdamW.step", "user_annotation", 30, 10),
         _event("aten::add_", "cpu_op", 31, 4),
     ]
-    found = summarize(events)
+    found = summarize_trace(events)
     assert {one["name"]: round(1000 * one["seconds"]) for one in found["kernels"]} == {
         "aten::addmm": 20,
         "aten::linear": 10,
@@ -68,4 +68,4 @@ def test_a_processor_counts_what_is_an_ops_own() -> None:
 
 
 def test_a_trace_without_steps_says_nothing() -> None:
-    assert summarize([])["span_s"] == 0
+    assert summarize_trace([])["span_s"] == 0

@@ -5,15 +5,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from falaj.backends.file import FileSecrets
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.errors import Stale
-from falaj.core.ports import Key
+from falaj.backends.file_root_keys import FileRootKeyProvider
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
+from falaj.core.errors import StaleRevision
+from falaj.core.ports import RecordKey
 from falaj.core.ref import Ref
-from falaj.govern.keys import Keyring
-from falaj.govern.rotation import Rotations
-from falaj.store.ledger import Ledger, Writer
+from falaj.govern.key_rotation import KeyRotations
+from falaj.govern.keyring import Keyring
+from falaj.store.ledger import Ledger, LedgerWriter
 
 DAY_S = 86_400.0
 
@@ -26,22 +26,22 @@ class House:
     ) -> None:
         self.home = home
         self.time = start
-        self.store = store or SqliteStore(f"sqlite:{home}/ledger.db")
+        self.store = store or SqliteLedgerStore(f"sqlite:{home}/ledger.db")
         self.ledger = Ledger(self.store)
-        self.secrets = secrets or FileSecrets(f"file:{home}/keys", {})
-        self.ring = Keyring(self.ledger, self.secrets, home="uae", now=self.now, clock=self.now)
+        self.secrets = secrets or FileRootKeyProvider(f"file:{home}/keys", {})
+        self.ring = Keyring(self.ledger, self.secrets, home_zone="uae", wall_clock=self.now, clock=self.now)
         self.ledger.cipher = self.ring
-        self.rotations = Rotations(self.ring, batch=batch)
+        self.rotations = KeyRotations(self.ring, batch_size=batch)
 
     def now(self) -> float:
         return self.time
 
-    def ctx(self, tenant: str = "acme", zone: str = "uae", actor: str = "alice") -> Context:
-        return Context(Actor(actor, tenant), zone=zone, now=self.now, cells=self._cells(tenant))
+    def ctx(self, tenant: str = "acme", zone: str = "uae", actor: str = "alice") -> CallContext:
+        return CallContext(Actor(actor, tenant), zone=zone, now=self.now, cells=self._cells(tenant))
 
     def _cells(self, tenant: str) -> Any:
         def cells(kind: str) -> frozenset[str]:
-            with self.ledger.read(Context(Actor("x", tenant), zone="uae")) as tx:
+            with self.ledger.read(CallContext(Actor("x", tenant), zone="uae")) as tx:
                 return tx.cells(kind)
 
         return cells
@@ -49,7 +49,7 @@ class House:
     def write(self, name: str, body: dict[str, Any], tenant: str = "acme", zone: str = "uae", **said: str) -> None:
         """A record and its event; asked for again when another replica was first, as every call is."""
 
-        def keep(tx: Writer) -> None:
+        def keep(tx: LedgerWriter) -> None:
             record = tx.put(Ref("dataset", "fraud", name), body)
             tx.emit("publish", record.ref, **said)
 
@@ -64,15 +64,15 @@ class House:
         dek, wrapped = self.ring.new_object_key(tenant, zone)
         kept = False
         while not kept:
-            with suppress(Stale):  # another replica was first at something of ours
+            with suppress(StaleRevision):  # another replica was first at something of ours
                 with self.ledger.project(self.ctx(tenant, zone)) as tx:
-                    tx.put(Key(tenant, "object", "store", name, zone), {"dek": wrapped, "size": 1})
+                    tx.put(RecordKey(tenant, "object", "store", name, zone), {"dek": wrapped, "size": 1})
                 kept = True
         return dek
 
     def object_dek(self, name: str, tenant: str = "acme", zone: str = "uae") -> str:
         with self.ledger.read(self.ctx(tenant, zone)) as tx:
-            record = tx.key(Key(tenant, "object", "store", name, zone))
+            record = tx.key(RecordKey(tenant, "object", "store", name, zone))
             assert record is not None
             return str(record.body["dek"])
 
@@ -80,8 +80,8 @@ class House:
         with self.ledger.read(self.ctx(tenant)) as tx:
             return tx.need(Ref("key", "keys", name), tenant).body
 
-    def house_ctx(self) -> Context:
-        return self.ctx(HOUSE, "uae", "operator")
+    def house_ctx(self) -> CallContext:
+        return self.ctx(SYSTEM_TENANT, "uae", "operator")
 
     def drain(self, limit: int = 500) -> int:
         """Run the rotation job until it has nothing more to do now; gives the steps it took."""

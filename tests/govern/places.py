@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import HOUSE, Actor, Context
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
-from falaj.govern.approvals import Approvals
-from falaj.govern.manifest import first_zone
-from falaj.govern.place import place
-from falaj.govern.records import Grant, Move, Operator, Verdict, Zone
+from falaj.govern.approvals import ApprovalService
+from falaj.govern.records import DataMovement, LegalZone, ResidencyVerdict, TransferGrant, ZoneOperator
 from falaj.govern.regimes import load_regimes
-from falaj.govern.zones import Zones
+from falaj.govern.residency_check import check_residency
+from falaj.govern.zone_manifest import create_first_zone
+from falaj.govern.zones import ZoneService
 from falaj.store.ledger import Ledger
 
 NOW = 1_800_000_000.0
@@ -30,18 +30,18 @@ THING = "dataset:fraud/transactions@v3"
 ZONES = {
     zone.id: zone
     for zone in (
-        Zone("ae-dubai", "AE-DU", "AE", UAE, 3, Operator("Falaj", "AE")),
-        Zone("ae-abudhabi", "AE-AZ", "AE", UAE, 2, Operator("Falaj", "AE")),
-        Zone("difc", "AE-DU", "AE-DIFC", ("AE-DIFC", "NONE"), 2),
-        Zone("eu-west", "IE-D", "IE", ("EU-GDPR", "NONE"), 2),
-        Zone("ae-hsm-abroad", "AE-DU", "AE", UAE, 3, custody="external", key_jurisdiction="US"),
-        Zone("ae-hsm-home", "AE-DU", "AE", UAE, 3, custody="external", key_jurisdiction="AE"),
-        Zone("ae-no-keys", "AE-DU", "AE", UAE, 3, custody="none"),
-        Zone("ae-retired", "AE-DU", "AE", UAE, 3, active=False),
-        Zone("ae-later", "AE-DU", "AE", UAE, 3, valid_from=NOW + 1),
-        Zone("ae-over", "AE-DU", "AE", UAE, 3, valid_to=NOW),
+        LegalZone("ae-dubai", "AE-DU", "AE", UAE, 3, ZoneOperator("Falaj", "AE")),
+        LegalZone("ae-abudhabi", "AE-AZ", "AE", UAE, 2, ZoneOperator("Falaj", "AE")),
+        LegalZone("difc", "AE-DU", "AE-DIFC", ("AE-DIFC", "NONE"), 2),
+        LegalZone("eu-west", "IE-D", "IE", ("EU-GDPR", "NONE"), 2),
+        LegalZone("ae-hsm-abroad", "AE-DU", "AE", UAE, 3, custody="external", key_jurisdiction="US"),
+        LegalZone("ae-hsm-home", "AE-DU", "AE", UAE, 3, custody="external", key_jurisdiction="AE"),
+        LegalZone("ae-no-keys", "AE-DU", "AE", UAE, 3, custody="none"),
+        LegalZone("ae-retired", "AE-DU", "AE", UAE, 3, active=False),
+        LegalZone("ae-later", "AE-DU", "AE", UAE, 3, valid_from=NOW + 1),
+        LegalZone("ae-over", "AE-DU", "AE", UAE, 3, valid_to=NOW),
         # A lie that the desk would refuse: place() does not believe it either.
-        Zone("us-liar", "US-VA", "US", UAE, 3),
+        LegalZone("us-liar", "US-VA", "US", UAE, 3),
     )
 }
 
@@ -53,15 +53,15 @@ def label(*regimes: str, level: int = 1, **more: Any) -> Label:
 PDPL = label("AE-PDPL")
 
 
-def move(op: str = "copy", of: Label = PDPL, src: str = "ae-dubai", dst: str = "eu-west", **more: Any) -> Move:
-    return Move(
+def move(op: str = "copy", of: Label = PDPL, src: str = "ae-dubai", dst: str = "eu-west", **more: Any) -> DataMovement:
+    return DataMovement(
         op=op, label=of, thing=more.pop("thing", THING), tenant=more.pop("tenant", "bank"), src=src, dst=dst, **more
     )
 
 
-def grant(regime: str = "AE-PDPL", basis: str = "23a", **more: Any) -> Grant:
+def grant(regime: str = "AE-PDPL", basis: str = "23a", **more: Any) -> TransferGrant:
     documents = dict.fromkeys(REGIMES[regime].bases[basis].documents, DOCUMENT)
-    plain = Grant(
+    plain = TransferGrant(
         id="g-1", tenant="bank", regime=regime, basis=basis, src="ae-dubai", dst="eu-west",
         scope="dataset:fraud/trans*", purposes=("fraud",), documents=documents,
         not_before=NOW - DAY, expires=NOW + DAY, author="asker",
@@ -69,8 +69,8 @@ def grant(regime: str = "AE-PDPL", basis: str = "23a", **more: Any) -> Grant:
     return replace(plain, **more)
 
 
-def judge(question: Move, *grants: Grant, now: float = NOW) -> Verdict:
-    return place(question, ZONES, REGIMES, grants, now)
+def judge(question: DataMovement, *grants: TransferGrant, now: float = NOW) -> ResidencyVerdict:
+    return check_residency(question, ZONES, REGIMES, grants, now)
 
 
 class Clock:
@@ -92,22 +92,22 @@ class Town:
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self.ledger = ledger
         self.clock = clock
-        self.approvals = Approvals(ledger)
-        self.zones = Zones(ledger, REGIMES, self.approvals)
-        self.zones.ensure(self.house, first_zone(Settings(), REGIMES))
+        self.approvals = ApprovalService(ledger)
+        self.zones = ZoneService(ledger, REGIMES, self.approvals)
+        self.zones.ensure(self.house, create_first_zone(Settings(), REGIMES))
 
     @property
-    def house(self) -> Context:
-        return self.who("root", HOUSE, "security-officer")
+    def house(self) -> CallContext:
+        return self.who("root", SYSTEM_TENANT, "security-officer")
 
-    def who(self, name: str, tenant: str = "bank", *roles: str, **more: Any) -> Context:
+    def who(self, name: str, tenant: str = "bank", *roles: str, **more: Any) -> CallContext:
         actor = Actor(id=name, tenant=tenant, roles=frozenset(roles), **more)
 
         def cells(kind: str) -> frozenset[str]:
-            with self.ledger.read(Context(actor, "home")) as tx:
+            with self.ledger.read(CallContext(actor, "home")) as tx:
                 return tx.cells(kind)
 
-        return Context(actor, "home", now=self.clock, cells=cells)
+        return CallContext(actor, "home", now=self.clock, cells=cells)
 
     def events(self, tenant: str = "bank") -> list[str]:
         return [fact.event.verb for fact in self.ledger.tail(tenant=tenant)]
@@ -126,7 +126,7 @@ def keep_document(made: Town, name: str = "contract", digest: str = DOCUMENT, te
 
 @contextmanager
 def town(folder: Path) -> Iterator[Town]:
-    ledger = Ledger(SqliteStore(f"sqlite:{folder}/ledger.db", {}))
+    ledger = Ledger(SqliteLedgerStore(f"sqlite:{folder}/ledger.db", {}))
     try:
         yield Town(ledger, Clock())
     finally:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from falaj.govern.applicability import LabelFacts, controller_of, decide_applicability, find_exemption
-from falaj.govern.records import Operator, Zone
+from falaj.govern.applicability import LabelFacts, decide_applicability, find_controller_jurisdiction, find_exemption
+from falaj.govern.records import LegalZone, ZoneOperator
 from falaj.govern.regimes import load_regimes
 
 LAWS = load_regimes()
@@ -44,7 +44,7 @@ def test_a_regime_applies_as_soon_as_it_applies_to_one_label() -> None:
 
 
 def test_the_controller_is_the_operator_of_the_zone() -> None:
-    zone = Zone("z", "AE-DU", "AE", operator=Operator("Acme", "AE-DIFC"))
-    assert controller_of(zone) == "AE-DIFC"
-    assert controller_of(Zone("z", "AE-DU", "AE")) == "AE"
-    assert controller_of(None) == ""
+    zone = LegalZone("z", "AE-DU", "AE", operator=ZoneOperator("Acme", "AE-DIFC"))
+    assert find_controller_jurisdiction(zone) == "AE-DIFC"
+    assert find_controller_jurisdiction(LegalZone("z", "AE-DU", "AE")) == "AE"
+    assert find_controller_jurisdiction(None) == ""

@@ -9,28 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.govern.approvals import EMERGENCY_S, Approvals, approval_ref, standing, stricter
-from falaj.govern.records import Approval, Voice
+from falaj.govern.approvals import (
+    EMERGENCY_PERIOD_S,
+    ApprovalService,
+    evaluate_approval,
+    make_approval_ref,
+    with_stricter_rules,
+)
+from falaj.govern.records import ApprovalQuestion, ApprovalVote
 from tests.govern.places import DAY, NOW, Town, town
 
 DIGEST = "sha256:" + "d" * 64
 OTHER = "sha256:" + "e" * 64
-ASKED = Approval(
+ASKED = ApprovalQuestion(
     action="catalog.promote", digest=DIGEST, needs=2, dpo=0, roles=("approver", "dpo"), asker="amal",
     barred=("author",), reason="it is good", asked=NOW, expires=NOW + 7 * DAY,
 )  # fmt: skip
 
 
-def voice(person: str, *roles: str, says: str = "give", at: float = 1, **more: str) -> Voice:
+def voice(person: str, *roles: str, says: str = "give", at: float = 1, **more: str) -> ApprovalVote:
     kind, digest = more.pop("kind", "person"), more.pop("digest", DIGEST)
-    return Voice(says, person, more.pop("actor", person), kind, roles or ("approver",), NOW + at, digest, **more)
+    return ApprovalVote(says, person, more.pop("actor", person), kind, roles or ("approver",), NOW + at, digest, **more)
 
 
-def stand(*voices: Voice, at: float = 60, **asked: object) -> str:
-    return standing(replace(ASKED, voices=voices, **asked), NOW + at).state
+def stand(*voices: ApprovalVote, at: float = 60, **asked: object) -> str:
+    return evaluate_approval(replace(ASKED, voices=voices, **asked), NOW + at).state
 
 
 BADR, DANA, EMAN = voice("badr"), voice("dana", "dpo"), voice("eman", at=2)
@@ -67,8 +73,8 @@ TABLE = {
     "emergency, one": (stand(BADR, emergency=True), "emergency"),
     "emergency, the asker": (stand(voice("amal"), emergency=True), "waiting"),
     "emergency, a robot": (stand(voice("robot", kind="service"), emergency=True), "waiting"),
-    "emergency, last moment": (stand(BADR, emergency=True, at=EMERGENCY_S), "emergency"),
-    "emergency, a day later": (stand(BADR, emergency=True, at=EMERGENCY_S + 1), "lapsed"),
+    "emergency, last moment": (stand(BADR, emergency=True, at=EMERGENCY_PERIOD_S), "emergency"),
+    "emergency, a day later": (stand(BADR, emergency=True, at=EMERGENCY_PERIOD_S + 1), "lapsed"),
     "emergency, ratified": (stand(BADR, EMAN, emergency=True, at=3 * DAY), "granted"),
     "emergency, ratified too late": (stand(BADR, voice("eman", at=2 * DAY), emergency=True, at=3 * DAY), "lapsed"),
     "emergency, ratified without its officer": (stand(BADR, EMAN, emergency=True, dpo=1, at=3 * DAY), "lapsed"),
@@ -83,12 +89,14 @@ def test_standing(case: str) -> None:
 
 
 def test_what_is_missing_is_said_in_words() -> None:
-    assert standing(replace(ASKED, dpo=1), NOW).why == "it waits for 2 more people, 1 of the role dpo"
-    assert standing(replace(ASKED, dpo=1, voices=(BADR, EMAN)), NOW + 9).why == "it waits for 1 of the role dpo"
-    hurry = standing(replace(ASKED, emergency=True), NOW).why
+    assert evaluate_approval(replace(ASKED, dpo=1), NOW).why == "it waits for 2 more people, 1 of the role dpo"
+    assert (
+        evaluate_approval(replace(ASKED, dpo=1, voices=(BADR, EMAN)), NOW + 9).why == "it waits for 1 of the role dpo"
+    )
+    hurry = evaluate_approval(replace(ASKED, emergency=True), NOW).why
     assert hurry == "it waits for 2 more people; an emergency: the first of them lets it go on, for 24 hours"
-    emergency = standing(replace(ASKED, emergency=True, voices=(BADR,)), NOW + 9)
-    assert (emergency.ratify, emergency.until) == (True, NOW + 1 + EMERGENCY_S)
+    emergency = evaluate_approval(replace(ASKED, emergency=True, voices=(BADR,)), NOW + 9)
+    assert (emergency.ratify, emergency.until) == (True, NOW + 1 + EMERGENCY_PERIOD_S)
 
 
 def test_four_eyes_over_every_assignment_of_people_to_accounts() -> None:
@@ -103,7 +111,7 @@ def test_four_eyes_over_every_assignment_of_people_to_accounts() -> None:
 PEOPLE = st.sampled_from(["amal", "badr", "dana", "eman", "author"])
 VOICES = st.lists(
     st.builds(
-        Voice,
+        ApprovalVote,
         says=st.sampled_from(["give", "give", "give", "refuse"]),
         person=PEOPLE,
         actor=PEOPLE,
@@ -123,8 +131,8 @@ QUESTIONS = st.builds(
 
 
 @given(QUESTIONS, TIMES)
-def test_no_single_human_ever_passes_two(question: Approval, now: float) -> None:
-    stood = standing(question, now)
+def test_no_single_human_ever_passes_two(question: ApprovalQuestion, now: float) -> None:
+    stood = evaluate_approval(question, now)
     yes = [v for v in question.voices if v.says == "give"]
     if stood.granted:
         assert now < question.expires
@@ -132,27 +140,27 @@ def test_no_single_human_ever_passes_two(question: Approval, now: float) -> None
         assert not any(v.says == "refuse" for v in question.voices)
     if stood.state == "emergency":
         assert question.emergency
-        assert stood.until <= now + EMERGENCY_S
+        assert stood.until <= now + EMERGENCY_PERIOD_S
 
 
 @given(QUESTIONS, TIMES)
-def test_another_digest_voids_every_voice(question: Approval, now: float) -> None:
-    changed = standing(replace(question, digest="sha256:" + "f" * 64), now)
+def test_another_digest_voids_every_voice(question: ApprovalQuestion, now: float) -> None:
+    changed = evaluate_approval(replace(question, digest="sha256:" + "f" * 64), now)
     assert changed.given == 0
     assert changed.state in ("waiting", "refused", "expired")
 
 
 @given(QUESTIONS, TIMES, st.integers(0, 3), st.integers(0, 1))
-def test_stricter_rules_never_grant_more(question: Approval, now: float, needs: int, dpo: int) -> None:
-    if standing(stricter(question, ("badr",), needs, dpo), now).granted:
-        assert standing(question, now).granted
+def test_stricter_rules_never_grant_more(question: ApprovalQuestion, now: float, needs: int, dpo: int) -> None:
+    if evaluate_approval(with_stricter_rules(question, ("badr",), needs, dpo), now).granted:
+        assert evaluate_approval(question, now).granted
 
 
 @given(QUESTIONS, TIMES, TIMES)
-def test_what_is_over_stays_over(question: Approval, now: float, later: float) -> None:
+def test_what_is_over_stays_over(question: ApprovalQuestion, now: float, later: float) -> None:
     heard = replace(question, voices=tuple(v for v in question.voices if v.at <= now))
-    if later >= now and standing(heard, now).state in ("refused", "expired", "lapsed"):
-        assert standing(heard, later).state in ("refused", "expired", "lapsed")
+    if later >= now and evaluate_approval(heard, now).state in ("refused", "expired", "lapsed"):
+        assert evaluate_approval(heard, later).state in ("refused", "expired", "lapsed")
 
 
 # The desk
@@ -169,7 +177,7 @@ def ask(there: Town, **more: object) -> Ref:
     return there.approvals.ask(amal, "catalog.promote", DIGEST, "it is good", **more).ref  # type: ignore[arg-type]
 
 
-def approver(there: Town, name: str, *roles: str, **more: str) -> Context:
+def approver(there: Town, name: str, *roles: str, **more: str) -> CallContext:
     return there.who(name, "bank", *(roles or ("approver",)), **more)
 
 
@@ -207,7 +215,7 @@ def test_approval_from_a_replica_that_is_ahead_counts_at_once(place_: Town) -> N
     place_.clock.forward(90)
     place_.approvals.give(approver(place_, "badr"), ref)
     place_.clock.forward(-90)
-    assert place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST, needs=1).digest == DIGEST
+    assert place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST, min_approvers=1).digest == DIGEST
     with pytest.raises(Conflict, match="you have approved it already"):
         place_.approvals.give(approver(place_, "badr"), ref)
     assert place_.approvals.give(approver(place_, "eman"), ref).standing.given == 2
@@ -266,7 +274,7 @@ def test_the_author_of_the_thing_has_no_voice(place_: Town) -> None:
 
 def test_an_author_has_no_second_account(place_: Town) -> None:
     persons = {"author": "idp|7", "author-2": "idp|7"}
-    desk = Approvals(place_.ledger, lambda tenant, account: persons.get(account, f"{tenant}/{account}"))
+    desk = ApprovalService(place_.ledger, lambda tenant, account: persons.get(account, f"{tenant}/{account}"))
     ref = ask(place_)
     desk.give(approver(place_, "badr"), ref)
     desk.give(approver(place_, "author-2", subject="idp|7"), ref)
@@ -318,9 +326,9 @@ def test_asking_again_changes_nothing_and_asking_less_helps_nobody(place_: Town)
     assert place_.approvals.show(place_.who("amal"), ref).approval.needs == 2
     place_.approvals.give(approver(place_, "eman"), ref)
     with pytest.raises(Denied, match="1 more person"):
-        place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST, needs=3)
+        place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST, min_approvers=3)
     with pytest.raises(Denied, match="dpo"):
-        place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST, dpo=1)
+        place_.approvals.demand(place_.who("amal"), "catalog.promote", DIGEST, min_officers=1)
 
 
 def test_a_question_put_by_another_does_not_give_the_asker_a_voice(place_: Town) -> None:
@@ -348,10 +356,10 @@ def test_an_emergency_needs_one_lasts_a_day_and_is_opted_into(place_: Town) -> N
     assert (state.state, state.ratify, state.granted) == ("emergency", True, False)
     with pytest.raises(Denied, match="ratify"):
         place_.approvals.demand(amal, "catalog.promote", DIGEST)
-    assert place_.approvals.demand(amal, "catalog.promote", DIGEST, emergency=True)
-    place_.clock.forward(EMERGENCY_S)
+    assert place_.approvals.demand(amal, "catalog.promote", DIGEST, allow_emergency=True)
+    place_.clock.forward(EMERGENCY_PERIOD_S)
     with pytest.raises(Denied, match="undo what it allowed"):
-        place_.approvals.demand(amal, "catalog.promote", DIGEST, emergency=True)
+        place_.approvals.demand(amal, "catalog.promote", DIGEST, allow_emergency=True)
     with pytest.raises(Conflict, match="is over"):
         place_.approvals.give(approver(place_, "eman"), ref)
 
@@ -388,7 +396,7 @@ def test_lists_show_what_the_guard_lets_them(place_: Town) -> None:
     assert place_.approvals.list(amal, action="serve.deploy") == ()
     assert place_.approvals.list(place_.who("spy", "rival")) == ()
     with pytest.raises(Denied):
-        place_.approvals.list(Context(amal.actor, "home"))
+        place_.approvals.list(CallContext(amal.actor, "home"))
 
 
 @pytest.mark.parametrize(
@@ -416,7 +424,7 @@ def test_what_is_no_approval(place_: Town) -> None:
     with pytest.raises(Invalid):
         place_.approvals.give(approver(place_, "badr"), Ref("model", "fraud", "scorer"))
     with pytest.raises(NotFound):
-        place_.approvals.give(approver(place_, "badr"), approval_ref("catalog.promote", OTHER))
+        place_.approvals.give(approver(place_, "badr"), make_approval_ref("catalog.promote", OTHER))
 
 
 def test_people_of_another_tenant_do_not_even_see_it(place_: Town) -> None:

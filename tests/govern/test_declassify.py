@@ -9,31 +9,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
-from falaj.core.label import ANY, Label
+from falaj.core.label import ANY_VALUE, Label
 from falaj.core.ref import Ref
-from falaj.govern.approvals import approval_ref
-from falaj.govern.declassify import ACTION, METHODS, digest, lowered
-from falaj.govern.records import Declassification
+from falaj.govern.approvals import make_approval_ref
+from falaj.govern.declassification import (
+    DECLASSIFY_ACTION,
+    EVIDENCE_BY_METHOD,
+    apply_declassification,
+    digest_declassification,
+)
+from falaj.govern.records import DeclassificationRecord
 from falaj.store.codec import to_plain
 from tests.govern.places import DAY, DOCUMENT, Town, keep_document, town
 
 HIGH = Label(
-    regimes=frozenset({"AE-HEALTH", "AE-PDPL"}), classification=2, categories=frozenset({"health"}),
-    purposes=frozenset({"care"}), origin=frozenset({"AE"}), holds=frozenset({"case-7"}), min_retain_s=99,
-)  # fmt: skip
+    regimes=frozenset({"AE-HEALTH", "AE-PDPL"}),
+    classification=2,
+    categories=frozenset({"health"}),
+    purposes=frozenset({"care"}),
+    origin=frozenset({"AE"}),
+    holds=frozenset({"case-7"}),
+    min_retain_s=99,
+)
 LOW = Label(regimes=frozenset({"AE-PDPL"}), classification=1)
 THING = Ref("dataset", "care", "extract", "v2")
 INTO = Ref("dataset", "open", "extract")
 EVIDENCE = {"k": "20", "report": DOCUMENT}
-WISH = Declassification("d-1", THING, 1, HIGH, LOW, "k-anonymity", EVIDENCE, "amal", "for the portal")
+WISH = DeclassificationRecord("d-1", THING, 1, HIGH, LOW, "k-anonymity", EVIDENCE, "amal", "for the portal")
 
 
 def test_what_is_lowered_and_what_never_is() -> None:
-    down = lowered(HIGH, WISH)
+    down = apply_declassification(HIGH, WISH)
     assert (down.regimes, down.classification, down.categories) == (frozenset({"AE-PDPL"}), 1, frozenset())
-    assert (down.purposes, down.min_retain_s) == (ANY, 0)
+    assert (down.purposes, down.min_retain_s) == (ANY_VALUE, 0)
     assert (down.origin, down.holds) == (HIGH.origin, HIGH.holds)
-    assert lowered(HIGH, replace(WISH, target=Label(regimes=frozenset({"NONE"})))).regimes == {"NONE"}
+    assert apply_declassification(HIGH, replace(WISH, target=Label(regimes=frozenset({"NONE"})))).regimes == {"NONE"}
 
 
 @pytest.mark.parametrize(
@@ -52,20 +62,27 @@ def test_what_is_lowered_and_what_never_is() -> None:
 )
 def test_nothing_is_raised_on_the_way_and_something_must_fall(target: Label) -> None:
     with pytest.raises(Invalid):
-        lowered(HIGH, replace(WISH, target=target))
+        apply_declassification(HIGH, replace(WISH, target=target))
 
 
 WORDS = st.frozensets(st.sampled_from(["a", "b", "c"]))
 LABELS = st.builds(
-    Label, regimes=WORDS, classification=st.integers(0, 3), categories=WORDS, purposes=st.one_of(st.just(ANY), WORDS),
-    origin=WORDS, holds=WORDS, min_retain_s=st.integers(0, 2), max_retain_s=st.one_of(st.none(), st.integers(0, 2)),
-)  # fmt: skip
+    Label,
+    regimes=WORDS,
+    classification=st.integers(0, 3),
+    categories=WORDS,
+    purposes=st.one_of(st.just(ANY_VALUE), WORDS),
+    origin=WORDS,
+    holds=WORDS,
+    min_retain_s=st.integers(0, 2),
+    max_retain_s=st.one_of(st.none(), st.integers(0, 2)),
+)
 
 
 @given(LABELS, LABELS)
 def test_the_result_is_strictly_below_and_keeps_holds_and_origin(label: Label, target: Label) -> None:
     try:
-        down = lowered(label, replace(WISH, target=target))
+        down = apply_declassification(label, replace(WISH, target=target))
     except Invalid:
         return
     assert label.covers(down)
@@ -87,11 +104,11 @@ def test_the_result_is_strictly_below_and_keeps_holds_and_origin(label: Label, t
     ],
 )
 def test_any_change_is_another_digest(change: dict[str, object]) -> None:
-    assert digest(replace(WISH, **change)) != digest(WISH)
+    assert digest_declassification(replace(WISH, **change)) != digest_declassification(WISH)
 
 
 def test_publishing_does_not_change_what_was_approved() -> None:
-    assert digest(replace(WISH, result="dataset:open/extract@v1")) == digest(WISH)
+    assert digest_declassification(replace(WISH, result="dataset:open/extract@v1")) == digest_declassification(WISH)
 
 
 @pytest.fixture
@@ -105,17 +122,19 @@ def here(tmp_path: Path) -> Iterator[Town]:
         yield made
 
 
-def wish(there: Town, **more: object) -> Declassification:
+def wish(there: Town, **more: object) -> DeclassificationRecord:
     asked = {"thing": THING, "target": LOW, "method": "k-anonymity", "evidence": EVIDENCE, "reason": "portal", **more}
     return there.zones.declassify(there.who("amal", "bank", "data-steward"), **asked)  # type: ignore[arg-type]
 
 
-def agree(there: Town, asked: Declassification, **people: str) -> None:
+def agree(there: Town, asked: DeclassificationRecord, **people: str) -> None:
     for name, role in people.items():
-        there.approvals.give(there.who(name, "bank", role), approval_ref(ACTION, digest(asked)))
+        there.approvals.give(
+            there.who(name, "bank", role), make_approval_ref(DECLASSIFY_ACTION, digest_declassification(asked))
+        )
 
 
-def lower(there: Town, asked: Declassification, into: Ref = INTO) -> Ref:
+def lower(there: Town, asked: DeclassificationRecord, into: Ref = INTO) -> Ref:
     return there.zones.lower(
         there.who("amal", "bank", "data-steward"), Ref("declassification", "zones", asked.id), into
     )
@@ -133,7 +152,7 @@ def test_two_people_one_an_officer_and_a_new_version_stands(here: Town) -> None:
     assert made == INTO.at("v1")
     with here.ledger.read(here.who("amal")) as tx:
         new, old = tx.need(made), tx.need(THING)
-    assert new.label == lowered(HIGH, asked)
+    assert new.label == apply_declassification(HIGH, asked)
     assert (new.body, new.terms, new.zone) == (old.body, {**old.terms, "newest": "yes"}, old.zone)
     assert old.label == HIGH
     fact = here.ledger.tail(tenant="bank", verb="zones.lower")[0].event
@@ -217,7 +236,7 @@ def test_a_wish_that_is_wrong(here: Town, change: dict[str, object], said: str) 
 
 
 def test_every_method_owes_a_report() -> None:
-    assert all("report" in owed for owed in METHODS.values())
+    assert all("report" in owed for owed in EVIDENCE_BY_METHOD.values())
 
 
 def test_names_that_cannot_be_published_under(here: Town) -> None:

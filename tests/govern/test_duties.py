@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from falaj.core.label import Label
-from falaj.govern.duties import find_duties, is_personal, summarize_duties
-from falaj.govern.records import DutyFacts, Grant, KeepingDuty
+from falaj.govern.duties import is_personal, list_duties, summarize_duties
+from falaj.govern.records import DutyFacts, KeepingDuty, TransferGrant
 from tests.govern.places import DAY, NOW, REGIMES, THING, YEAR, grant, label
 
 BANK, HEALTH = label("AE-CBUAE", level=2), label("AE-HEALTH", level=2)
 
 
-def duties(of: Label, *grants: Grant, now: float = NOW, **facts: object) -> tuple[KeepingDuty, ...]:
+def duties(of: Label, *grants: TransferGrant, now: float = NOW, **facts: object) -> tuple[KeepingDuty, ...]:
     read = replace(DutyFacts(THING, of, "bank", NOW - YEAR, ("ae-dubai",)), **facts)
-    return find_duties(read, REGIMES, grants, now)
+    return list_duties(read, REGIMES, grants, now)
 
 
 def test_a_period_counts_from_the_event_that_its_law_names() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from falaj.core.context import HOUSE
-from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, NotFound
+from falaj.core.context import SYSTEM_TENANT
+from falaj.core.errors import Conflict, CorruptData, Denied, FalajError, NotFound
 from falaj.core.label import Label
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
-from falaj.core.verb import verbs_of
-from falaj.desks import DESKS
-from falaj.platform import connect
+from falaj.server import connect
+from falaj.services import SERVICES
 from tests.people import enroll
 from tests.town import LABEL, TEAM, Town, refusal
 
@@ -119,8 +119,8 @@ def test_a_purpose_is_demanded_and_checked(stocked: Town) -> None:
 
 def test_a_named_request_happens_once(town: Town) -> None:
     house, room = town.house, town.house.desks["approvals"]
-    verb = verbs_of(type(room))["ask"]
-    ctx = house.context(town.actor("amal"), request="request-1")
+    verb = list_operations(type(room))["ask"]
+    ctx = house.context(town.actor("amal"), request_id="request-1")
     wish = {"action": "zones.grant", "digest": "sha256:" + "a" * 64, "reason": "first"}
     first = house.guard.call("approvals", room, verb, ctx, wish)
     again = house.guard.call("approvals", room, verb, ctx, wish)
@@ -143,7 +143,7 @@ def test_a_permit_is_only_for_what_the_call_named(stocked: Town) -> None:
             return "opened"
 
     house = stocked.house
-    show = verbs_of(type(house.desks["store"]))["show"]
+    show = list_operations(type(house.desks["store"]))["show"]
     with pytest.raises(Denied, match="never named"):
         house.guard.call(
             "store", Nosy(), show, house.context(stocked.actor("amal"), purpose="fraud"), {"name": Ref.parse(BLOB)}
@@ -267,7 +267,7 @@ def test_every_role_meets_every_verb_without_an_unexpected_error(stocked: Town) 
     house = stocked.house
     for who in [*TEAM, "fatima", "admin", "sara"]:
         for desk, room in house.desks.items():
-            for verb in verbs_of(type(room)).values():
+            for verb in list_operations(type(room)).values():
                 if any(param.required for param in verb.params) or verb.outside:
                     continue
                 ctx = house.context(stocked.actor(who))
@@ -285,7 +285,7 @@ def test_every_role_meets_every_verb_without_an_unexpected_error(stocked: Town) 
 
 
 def test_only_the_house_declares_zones(town: Town) -> None:
-    assert town.actor("admin").tenant == HOUSE
+    assert town.actor("admin").tenant == SYSTEM_TENANT
     error = refusal(lambda: town.as_("fatima").zones.add("pirate", "AE-DU", "AE", regimes=("AE-HEALTH",), max_class=3))
     assert isinstance(error, Denied)
 
@@ -300,8 +300,8 @@ def test_a_refusal_replays_too(stocked: Town) -> None:
 
 def test_a_token_is_shown_once_and_kept_nowhere(town: Town) -> None:
     house, room = town.house, town.house.desks["people"]
-    verb = verbs_of(type(room))["renew"]
-    ctx = house.context(town.actor("amal"), request="request-9")
+    verb = list_operations(type(room))["renew"]
+    ctx = house.context(town.actor("amal"), request_id="request-9")
     first = house.guard.call("people", room, verb, ctx, {"hours": 1.0})
     with pytest.raises(Conflict, match="not shown again"):
         house.guard.call("people", room, verb, ctx, {"hours": 1.0})
@@ -332,11 +332,11 @@ def test_step_up_demands_a_second_factor(tmp_path: Path) -> None:
 
 def test_a_desk_that_is_not_as_the_list_says_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Policy decides by the list: a verb must not be judged as another group than its mark says."""
-    listed = DESKS["secrets"]
+    listed = SERVICES["secrets"]
     monkeypatch.setitem(
-        DESKS, "secrets", listed._replace(verbs={**listed.verbs, "read": "", "see": "list show reveal"})
+        SERVICES, "secrets", listed._replace(verbs={**listed.verbs, "read": "", "see": "list show reveal"})
     )
-    with connect(str(tmp_path / "home")) as here, pytest.raises(Corrupt):
+    with connect(str(tmp_path / "home")) as here, pytest.raises(CorruptData):
         here.secrets.list()
 
 

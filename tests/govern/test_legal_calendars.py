@@ -4,8 +4,8 @@ from datetime import datetime
 
 import pytest
 
-from falaj.govern.legal_calendars import Calendar, add_months, load_calendars, retention_end
-from falaj.govern.legal_periods import Citation, Retention
+from falaj.govern.legal_calendars import Calendar, add_months, compute_retention_end, load_calendars
+from falaj.govern.legal_periods import LegalCitation, RetentionPeriod
 
 AE = load_calendars()["AE"]
 
@@ -26,8 +26,8 @@ def moment(text: str) -> float:
     ],
 )
 def test_retention_ends_with_the_last_hour_of_its_last_local_day(count: int, unit: str, started: str, end: str) -> None:
-    retention = Retention(count, unit, "created", Citation())
-    assert retention_end(retention, moment(started), AE) == moment(end)
+    retention = RetentionPeriod(count, unit, "created", LegalCitation())
+    assert compute_retention_end(retention, moment(started), AE) == moment(end)
 
 
 def test_add_months_goes_both_over_years_and_to_short_months() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
-from falaj.govern.guard import JUDGED_S
+from falaj.govern.guard import ADMISSION_CACHE_S
 from tests.town import Town
 
 DEFINITIONS = """
@@ -77,7 +77,7 @@ def test_a_judgement_is_good_for_a_moment(town: Town, clock: list[float], read: 
         read(who)
     # Not by a call of this house, as if another replica had done it.
     town.house.accounts.mark_tenant(town.house.system(), "bank", suspended=True)
-    clock[0] += JUDGED_S
+    clock[0] += ADMISSION_CACHE_S
     for who in ("amal", "mona"):
         with pytest.raises(FalajError):
             read(who)

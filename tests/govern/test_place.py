@@ -7,20 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Denied
-from falaj.core.label import ANY, Label
-from falaj.govern.place import OPS, OUTWARD, place, refusal
-from falaj.govern.records import DutyFacts, Grant, Move, Zone
+from falaj.core.label import ANY_VALUE, Label
+from falaj.govern.records import DataMovement, DutyFacts, LegalZone, TransferGrant
+from falaj.govern.residency_check import MOVEMENT_OPERATIONS, OUTWARD_OPERATIONS, check_residency, residency_error
 from tests.govern.places import DAY, NOW, PDPL, REGIMES, THING, YEAR, ZONES, grant, judge, label, move
 
 OPEN = Label()
-INWARD = sorted(OPS - OUTWARD - {"delete"})
+INWARD = sorted(MOVEMENT_OPERATIONS - OUTWARD_OPERATIONS - {"delete"})
 HEALTH = label("AE-HEALTH", level=2)
 BANK = label("AE-CBUAE", level=2)
 KEPT = replace(PDPL, min_retain_s=60)
 FRAUD = label("AE-PDPL", purposes=frozenset({"fraud"}))
 
 
-def deletion(of: Label, events: dict[str, float]) -> Move:
+def deletion(of: Label, events: dict[str, float]) -> DataMovement:
     """A deletion of what was made long ago, with these dates recorded."""
     return move("delete", of=of, dst="ae-dubai", since=1, facts=DutyFacts(THING, of, "bank", 1.0, events=events))
 
@@ -130,8 +130,8 @@ def test_every_inward_operation_is_stopped_at_the_border(op: str) -> None:
 def test_what_may_leave_a_zone_has_its_own_ceiling() -> None:
     zones = {**ZONES, "ae-dubai": replace(ZONES["ae-dubai"], egress_class=1)}
     secret = move("egress", of=label("AE-PDPL", level=2), dst="", jurisdiction="AE")
-    assert place(secret, zones, REGIMES, (), NOW).rules == ("egress-ceiling",)
-    assert place(replace(secret, op="view"), zones, REGIMES, (), NOW).allowed
+    assert check_residency(secret, zones, REGIMES, (), NOW).rules == ("egress-ceiling",)
+    assert check_residency(replace(secret, op="view"), zones, REGIMES, (), NOW).allowed
 
 
 def test_all_that_is_wrong_is_said() -> None:
@@ -154,7 +154,7 @@ def test_the_hint_says_in_words_what_would_allow_it_and_the_command() -> None:
 
 def test_a_refusal_is_the_verdict_in_an_error() -> None:
     verdict = judge(move())
-    error = refusal(verdict, move())
+    error = residency_error(verdict, move())
     assert isinstance(error, Denied)
     assert error.wire() == {"code": "denied", "message": "; ".join(verdict.reasons), "hint": verdict.hint, "ref": THING}
 
@@ -204,7 +204,7 @@ def test_one_field_off_and_the_grant_opens_nothing(field: str, value: object, sa
 
 
 def test_every_field_of_a_grant_that_decides_is_in_the_table_above() -> None:
-    deciding = {item.name for item in fields(Grant)} - {"id", "author", "reason"}
+    deciding = {item.name for item in fields(TransferGrant)} - {"id", "author", "reason"}
     rows = test_one_field_off_and_the_grant_opens_nothing.pytestmark[0].args[1]
     assert {row[0] for row in rows} == deciding
 
@@ -279,9 +279,9 @@ def test_a_path_that_cannot_do_what_the_basis_demands_may_not_move() -> None:
 
 def test_a_grant_does_not_move_the_key_elsewhere() -> None:
     zones = {**ZONES, "eu-west": replace(ZONES["eu-west"], custody="external", key_jurisdiction="US")}
-    assert place(GRANTED, zones, REGIMES, (grant(),), NOW).rules == ("key-custody",)
+    assert check_residency(GRANTED, zones, REGIMES, (grant(),), NOW).rules == ("key-custody",)
     zones["eu-west"] = replace(zones["eu-west"], key_jurisdiction="AE")
-    assert place(GRANTED, zones, REGIMES, (grant(),), NOW).allowed
+    assert check_residency(GRANTED, zones, REGIMES, (grant(),), NOW).allowed
 
 
 # Properties
@@ -295,13 +295,13 @@ LABELS = st.builds(
     Label,
     regimes=st.frozensets(TAGS, max_size=4),
     classification=st.integers(0, 3),
-    purposes=st.one_of(st.just(ANY), st.frozensets(PURPOSES, max_size=2)),
+    purposes=st.one_of(st.just(ANY_VALUE), st.frozensets(PURPOSES, max_size=2)),
     holds=st.frozensets(st.just("case"), max_size=1),
     min_retain_s=st.sampled_from([0, 60]),
 )
 WORLD = st.lists(
     st.builds(
-        Zone,
+        LegalZone,
         id=st.sampled_from(["a", "b", "c"]),
         region=st.just("AE-DU"),
         jurisdiction=PLACES,
@@ -345,8 +345,8 @@ FACTS = [
     DutyFacts(THING, KEPT, "bank", NOW - 61, breaches=("breach:privacy/b",)),
 ]
 MOVES = st.builds(
-    Move,
-    op=st.sampled_from([*sorted(OPS), "?"]),
+    DataMovement,
+    op=st.sampled_from([*sorted(MOVEMENT_OPERATIONS), "?"]),
     label=LABELS,
     thing=st.sampled_from([THING, "dataset:x/y", "?"]),
     tenant=st.sampled_from(["bank", "other"]),
@@ -363,31 +363,33 @@ MOVES = st.builds(
 @settings(max_examples=400)
 @given(MOVES, TAGS, WORLD, GRANTS)
 def test_one_more_regime_never_opens_a_door(
-    question: Move, tag: str, zones: dict[str, Zone], grants: list[Grant]
+    question: DataMovement, tag: str, zones: dict[str, LegalZone], grants: list[TransferGrant]
 ) -> None:
     more = replace(question, label=replace(question.label, regimes=question.label.regimes | {tag}))
-    if place(more, zones, REGIMES, grants, NOW).allowed:
-        assert place(question, zones, REGIMES, grants, NOW).allowed
+    if check_residency(more, zones, REGIMES, grants, NOW).allowed:
+        assert check_residency(question, zones, REGIMES, grants, NOW).allowed
 
 
 @settings(max_examples=300)
 @given(MOVES, LABELS, WORLD, GRANTS)
 def test_a_stricter_label_never_opens_a_door(
-    question: Move, other: Label, zones: dict[str, Zone], grants: list[Grant]
+    question: DataMovement, other: Label, zones: dict[str, LegalZone], grants: list[TransferGrant]
 ) -> None:
     joined = replace(question, label=question.label.join(other))
-    if place(joined, zones, REGIMES, grants, NOW).allowed:
-        assert place(question, zones, REGIMES, grants, NOW).allowed
+    if check_residency(joined, zones, REGIMES, grants, NOW).allowed:
+        assert check_residency(question, zones, REGIMES, grants, NOW).allowed
 
 
 @settings(max_examples=400)
 @given(MOVES, WORLD, GRANTS)
-def test_unknown_is_denied_and_the_answer_is_whole(question: Move, zones: dict[str, Zone], grants: list[Grant]) -> None:
-    verdict = place(question, zones, REGIMES, grants, NOW)
+def test_unknown_is_denied_and_the_answer_is_whole(
+    question: DataMovement, zones: dict[str, LegalZone], grants: list[TransferGrant]
+) -> None:
+    verdict = check_residency(question, zones, REGIMES, grants, NOW)
     assert verdict.allowed == (not verdict.reasons)
     assert verdict.allowed or (verdict.rules and verdict.hint and not verdict.obligations)
-    named = {question.src} if question.op in OUTWARD else {question.dst} | ({question.src} - {""})
-    unknown = question.op not in OPS or "XX" in question.label.regimes
+    named = {question.src} if question.op in OUTWARD_OPERATIONS else {question.dst} | ({question.src} - {""})
+    unknown = question.op not in MOVEMENT_OPERATIONS or "XX" in question.label.regimes
     if question.op != "delete":
         unknown = unknown or not named <= set(zones)
     if unknown:
@@ -397,10 +399,10 @@ def test_unknown_is_denied_and_the_answer_is_whole(question: Move, zones: dict[s
 @settings(max_examples=300)
 @given(MOVES, WORLD, GRANTS)
 def test_without_a_grant_regulated_things_lie_only_where_they_are_at_home(
-    question: Move, zones: dict[str, Zone], grants: list[Grant]
+    question: DataMovement, zones: dict[str, LegalZone], grants: list[TransferGrant]
 ) -> None:
-    verdict = place(question, zones, REGIMES, grants, NOW)
-    if not verdict.allowed or question.op in (*OUTWARD, "delete"):
+    verdict = check_residency(question, zones, REGIMES, grants, NOW)
+    if not verdict.allowed or question.op in (*OUTWARD_OPERATIONS, "delete"):
         return
     dst = zones[question.dst]
     assert dst.active
@@ -414,37 +416,42 @@ def test_without_a_grant_regulated_things_lie_only_where_they_are_at_home(
 @settings(max_examples=200)
 @given(MOVES, WORLD, GRANTS)
 def test_dropping_or_ending_grants_never_opens_a_door_but_for_deleting(
-    question: Move, zones: dict[str, Zone], grants: list[Grant]
+    question: DataMovement, zones: dict[str, LegalZone], grants: list[TransferGrant]
 ) -> None:
     if question.op == "delete":
         return
     for fewer in ((), [replace(g, expires=NOW) for g in grants], [replace(g, revoked=True) for g in grants]):
-        if place(question, zones, REGIMES, fewer, NOW).allowed:
-            assert place(question, zones, REGIMES, grants, NOW).allowed
-            assert place(question, zones, REGIMES, fewer, NOW).grants == ()
+        if check_residency(question, zones, REGIMES, fewer, NOW).allowed:
+            assert check_residency(question, zones, REGIMES, grants, NOW).allowed
+            assert check_residency(question, zones, REGIMES, fewer, NOW).grants == ()
 
 
 @settings(max_examples=400)
 @given(MOVES, WORLD, GRANTS)
-def test_what_was_let_in_may_lie_there(question: Move, zones: dict[str, Zone], grants: list[Grant]) -> None:
+def test_what_was_let_in_may_lie_there(
+    question: DataMovement, zones: dict[str, LegalZone], grants: list[TransferGrant]
+) -> None:
     """The census finds no copy where place() would not have it: a movement and its result are judged alike."""
-    if question.op in (*OUTWARD, "delete") or not place(question, zones, REGIMES, grants, NOW).allowed:
+    if (
+        question.op in (*OUTWARD_OPERATIONS, "delete")
+        or not check_residency(question, zones, REGIMES, grants, NOW).allowed
+    ):
         return
     lying = replace(question, op="replicate", src=question.dst)
-    assert place(lying, zones, REGIMES, grants, NOW).allowed
+    assert check_residency(lying, zones, REGIMES, grants, NOW).allowed
 
 
 @settings(max_examples=60)
 @given(LABELS, WORLD, GRANTS, st.lists(st.tuples(st.sampled_from("abc"), PURPOSES), max_size=12))
 def test_no_walk_of_allowed_moves_ends_where_none_is_allowed(
-    carried: Label, zones: dict[str, Zone], grants: list[Grant], steps: list[tuple[str, str]]
+    carried: Label, zones: dict[str, LegalZone], grants: list[TransferGrant], steps: list[tuple[str, str]]
 ) -> None:
     copies: set[tuple[str, str]] = set()
     for dst, purpose in steps:
         for src in {zone for zone, _ in copies} or {""}:
-            step = Move("copy" if src else "write", carried, THING, "bank", src, dst, purpose)
-            if place(step, zones, REGIMES, grants, NOW).allowed:
+            step = DataMovement("copy" if src else "write", carried, THING, "bank", src, dst, purpose)
+            if check_residency(step, zones, REGIMES, grants, NOW).allowed:
                 copies.add((dst, purpose))
     for zone, purpose in copies:
-        census = Move("replicate", carried, THING, "bank", zone, zone, purpose)
-        assert place(census, zones, REGIMES, grants, NOW).allowed
+        census = DataMovement("replicate", carried, THING, "bank", zone, zone, purpose)
+        assert check_residency(census, zones, REGIMES, grants, NOW).allowed

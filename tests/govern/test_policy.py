@@ -10,31 +10,40 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.cell import Cell
-from falaj.core.context import HOUSE, Actor
+from falaj.core.context import SYSTEM_TENANT, Actor
 from falaj.core.errors import Invalid
-from falaj.core.verb import GROUPS
-from falaj.govern import engine
-from falaj.govern.policy import Authorizer, Facts, freeze, house_texts, policy_hash, question, replay, thaw
-from falaj.govern.roles import FAMILIES, MATRIX, OPEN_ACTIONS, ROLES, family_of
+from falaj.core.operation import PERMISSION_GROUPS
+from falaj.core.policy_scope import PolicyScope
+from falaj.govern import policy_engine
+from falaj.govern.authorizer import (
+    Authorizer,
+    PolicyFacts,
+    build_question,
+    build_server_texts,
+    compute_policy_hash,
+    freeze_question,
+    replay_decision,
+    thaw_question,
+)
+from falaj.govern.roles import GROUPS_BY_ROLE, KINDS_BY_FAMILY, ROLE_FREE_ACTIONS, ROLES, find_family
 
-ACTIONS = {f"desk.{group}": group for group in GROUPS} | {"people.whoami": "see", "policy.remove": "govern"}
+ACTIONS = {f"desk.{group}": group for group in PERMISSION_GROUPS} | {"people.whoami": "see", "policy.remove": "govern"}
 TENANTS, ZONES, CLASSES = ("bank", "clinic"), ("dubai", "abu-dhabi", "london"), (0, 1, 2, 3)
-KINDS = ("dataset", *(kinds[-1] for kinds in FAMILIES.values()))
+KINDS = ("dataset", *(kinds[-1] for kinds in KINDS_BY_FAMILY.values()))
 HOUSE_RULES = Authorizer(ACTIONS)
-GOOD = Facts("bank", placed=True, tenant_active=True, actor_active=True, actor_confirmed=True, author=False)
-DATASET = Cell("dataset", "fraud", "dubai")
+GOOD = PolicyFacts("bank", placed=True, tenant_active=True, actor_active=True, actor_confirmed=True, author=False)
+DATASET = PolicyScope("dataset", "fraud", "dubai")
 
 
 def person(*roles: str, tenant: str = "bank") -> Actor:
     return Actor("layla", tenant, roles=frozenset(roles))
 
 
-def oracle(actor: Actor, action: str, cell: Cell, facts: Facts) -> bool:
+def oracle(actor: Actor, action: str, cell: PolicyScope, facts: PolicyFacts) -> bool:
     """What the rules mean, written a second time in another language."""
     group = ACTIONS[action]
     foreign = actor.tenant != facts.tenant
-    shown = facts.tenant == HOUSE and group == "see" and cell.kind in ("zone", "regime")
+    shown = facts.tenant == SYSTEM_TENANT and group == "see" and cell.kind in ("zone", "regime")
     projects = actor.projects & {"*", cell.project} or cell.kind in ("approvals", "approval")
     human = actor.kind == "person"
     weighty = group in ("approve", "govern", "erase") or (group in ("read", "move") and cell.classification >= 2)
@@ -46,19 +55,19 @@ def oracle(actor: Actor, action: str, cell: Cell, facts: Facts) -> bool:
         not facts.actor_active,
         cell.restricted and group in ("read", "write", "move", "operate", "approve"),
         group == "approve" and (not human or bool(actor.behalf) or facts.author),
-        not projects and not (cell.project == HOUSE and group == "see"),
+        not projects and not (cell.project == SYSTEM_TENANT and group == "see"),
         actor.kind == "workload" and (actor.zone != cell.zone or group in ("govern", "audit", "erase")),
         facts.step_up and human and not actor.strong and weighty,
         not facts.actor_confirmed and group in ("read", "move", "erase") and personal,
     ]
-    granted = any(group in MATRIX[role][family_of(cell.kind)] for role in actor.roles)
-    return not any(forbidden) and (granted or action in OPEN_ACTIONS)
+    granted = any(group in GROUPS_BY_ROLE[role][find_family(cell.kind)] for role in actor.roles)
+    return not any(forbidden) and (granted or action in ROLE_FREE_ACTIONS)
 
 
 actors = st.builds(
     Actor,
     id=st.sampled_from(["layla", "omar"]),
-    tenant=st.sampled_from([*TENANTS, HOUSE]),
+    tenant=st.sampled_from([*TENANTS, SYSTEM_TENANT]),
     kind=st.sampled_from(["person", "service", "workload", "guest"]),
     roles=st.frozensets(st.sampled_from(ROLES), max_size=4),
     projects=st.frozensets(st.sampled_from(["*", "fraud", "health"]), max_size=2),
@@ -67,9 +76,9 @@ actors = st.builds(
     zone=st.sampled_from(ZONES),
 )
 cells = st.builds(
-    Cell,
+    PolicyScope,
     kind=st.sampled_from(["dataset", "zone", "approval", "person", "key", "subject-request", "something-new"]),
-    project=st.sampled_from(["fraud", "health", HOUSE]),
+    project=st.sampled_from(["fraud", "health", SYSTEM_TENANT]),
     zone=st.sampled_from(ZONES),
     classification=st.sampled_from(CLASSES),
     regimes=st.sampled_from([(), ("AE-PDPL",), ("AE-HEALTH", "AE-PDPL")]),
@@ -77,8 +86,8 @@ cells = st.builds(
     restricted=st.booleans(),
 )
 facts_ = st.builds(
-    Facts,
-    tenant=st.sampled_from([*TENANTS, HOUSE]),
+    PolicyFacts,
+    tenant=st.sampled_from([*TENANTS, SYSTEM_TENANT]),
     placed=st.booleans(),
     tenant_active=st.booleans(),
     actor_active=st.booleans(),
@@ -92,7 +101,7 @@ actions = st.sampled_from(sorted(ACTIONS))
 
 def test_the_small_universe() -> None:
     """Every role, action, kind, zone and class, of both tenants against both: each answer as the table says."""
-    universe = [Cell(kind, "fraud", zone, level) for kind in KINDS for zone in ZONES for level in CLASSES]
+    universe = [PolicyScope(kind, "fraud", zone, level) for kind in KINDS for zone in ZONES for level in CLASSES]
     coded = frozenset(cell.encode() for cell in universe)
     count = 0
     for role, action, mine, theirs in itertools.product(ROLES, ACTIONS, TENANTS, TENANTS):
@@ -104,7 +113,9 @@ def test_the_small_universe() -> None:
 
 
 @given(actors, actions, cells, facts_)
-def test_any_question_gets_the_answer_that_the_rules_mean(actor: Actor, action: str, cell: Cell, facts: Facts) -> None:
+def test_any_question_gets_the_answer_that_the_rules_mean(
+    actor: Actor, action: str, cell: PolicyScope, facts: PolicyFacts
+) -> None:
     decision = HOUSE_RULES.decide(actor, action, cell, facts)
     assert decision.allowed is oracle(actor, action, cell, facts)
     assert decision.rules
@@ -115,7 +126,7 @@ def test_any_question_gets_the_answer_that_the_rules_mean(actor: Actor, action: 
 
 @given(actors, actions, st.frozensets(cells, max_size=12), facts_)
 def test_a_list_shows_what_single_questions_would(
-    actor: Actor, action: str, asked: frozenset[Cell], facts: Facts
+    actor: Actor, action: str, asked: frozenset[PolicyScope], facts: PolicyFacts
 ) -> None:
     shown = HOUSE_RULES.cells(actor, action, frozenset(cell.encode() for cell in asked), facts)
     assert shown == {cell.encode() for cell in asked if HOUSE_RULES.decide(actor, action, cell, facts).allowed}
@@ -172,7 +183,7 @@ def with_own(own: tuple[tuple[str, str], ...]) -> Authorizer:
 @settings(max_examples=80)
 @given(own_policies, actors, actions, cells, facts_)
 def test_whatever_a_tenant_adds_only_narrows_and_binds_nobody_else(
-    own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: Cell, facts: Facts
+    own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: PolicyScope, facts: PolicyFacts
 ) -> None:
     decision = with_own(own).decide(actor, action, cell, facts)
     without = HOUSE_RULES.decide(actor, action, cell, facts)
@@ -185,13 +196,13 @@ def test_whatever_a_tenant_adds_only_narrows_and_binds_nobody_else(
 @settings(max_examples=80)
 @given(own_policies, actors, actions, cells, facts_)
 def test_a_slice_answers_like_the_whole(
-    own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: Cell, facts: Facts
+    own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: PolicyScope, facts: PolicyFacts
 ) -> None:
     facts = replace(facts, tenant="bank")
     authorizer = with_own(own if not action.startswith("policy.") else ())
     decision = authorizer.decide_afresh(actor, action, cell, facts)
-    world, request = question(actor, (action, ACTIONS[action]), cell, facts)
-    whole = engine.ask(authorizer.rules("bank").whole(), world, [request])[0]
+    world, request = build_question(actor, (action, ACTIONS[action]), cell, facts)
+    whole = policy_engine.evaluate_requests(authorizer.rules("bank").whole(), world, [request])[0]
     assert decision.allowed is whole.allowed
     assert decision.rules == (whole.rules or ("no-permit",))
 
@@ -232,7 +243,7 @@ def test_a_tenants_policy_cannot_take_a_guardrails_name_and_binds_only_its_tenan
 
 def test_nobody_can_lock_their_tenant_out_of_taking_a_policy_back() -> None:
     authorizer = with_own((("closed", "forbid (principal, action, resource);"),))
-    desk = Cell("desk", HOUSE, "dubai")
+    desk = PolicyScope("desk", SYSTEM_TENANT, "dubai")
     assert authorizer.decide(person("tenant-admin"), "policy.remove", desk, GOOD).allowed
     assert not authorizer.decide(person("data-scientist"), "policy.remove", desk, GOOD).allowed
 
@@ -256,41 +267,43 @@ def test_an_unknown_action_is_denied() -> None:
     decision = HOUSE_RULES.decide(person(*ROLES), 'desk."explode', DATASET, GOOD)
     assert (decision.allowed, decision.rules) == (False, ("unknown-action",))
     assert HOUSE_RULES.cells(person(*ROLES), "desk.explode", frozenset({DATASET.encode()}), GOOD) == frozenset()
-    assert thaw(decision.facts)[1] == 'desk."explode'
+    assert thaw_question(decision.facts)[1] == 'desk."explode'
 
 
 @pytest.mark.parametrize("part", ["Actor", "Action", "Thing"])
 def test_a_missing_entity_is_denied(part: str) -> None:
-    world, request = question(person("data-scientist"), ("desk.read", "read"), DATASET, GOOD)
+    world, request = build_question(person("data-scientist"), ("desk.read", "read"), DATASET, GOOD)
     policies = HOUSE_RULES.rules("bank").whole()
-    assert engine.ask(policies, world, [request])[0].allowed
-    less = engine.World(world.handle, frozenset(uid for uid in world.uids if uid[0] != part))
-    answer = engine.ask(policies, less, [request])[0]
+    assert policy_engine.evaluate_requests(policies, world, [request])[0].allowed
+    less = policy_engine.EntitySet(world.handle, frozenset(uid for uid in world.uids if uid[0] != part))
+    answer = policy_engine.evaluate_requests(policies, less, [request])[0]
     assert (answer.allowed, answer.rules) == (False, ("missing-entity",))
 
 
 def test_no_decision_is_denied() -> None:
-    world, request = question(person("data-scientist"), ("desk.read", "read"), DATASET, GOOD)
-    answer = engine.ask(HOUSE_RULES.rules("bank").whole(), world, [request | {"context": "not JSON"}])[0]
+    world, request = build_question(person("data-scientist"), ("desk.read", "read"), DATASET, GOOD)
+    answer = policy_engine.evaluate_requests(
+        HOUSE_RULES.rules("bank").whole(), world, [request | {"context": "not JSON"}]
+    )[0]
     assert (answer.allowed, answer.rules) == (False, ("no-decision",))
 
 
 def test_an_engine_that_fails_has_denied() -> None:
-    world, request = question(person("data-scientist"), ("desk.read", "read"), DATASET, GOOD)
-    answer = engine.ask(object(), world, [request])[0]
+    world, request = build_question(person("data-scientist"), ("desk.read", "read"), DATASET, GOOD)
+    answer = policy_engine.evaluate_requests(object(), world, [request])[0]
     assert (answer.allowed, answer.rules) == (False, ("engine-failure",))
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        Facts("bank"),
+        PolicyFacts("bank"),
         replace(GOOD, placed="yes"),  # type: ignore[arg-type]
         replace(GOOD, tenant_active=2),  # type: ignore[arg-type]
         replace(GOOD, placed=None),  # type: ignore[arg-type]
     ],
 )
-def test_facts_that_are_absent_or_of_another_type_deny(wrong: Facts) -> None:
+def test_facts_that_are_absent_or_of_another_type_deny(wrong: PolicyFacts) -> None:
     assert not HOUSE_RULES.decide_afresh(person("data-scientist"), "desk.read", DATASET, wrong).allowed
 
 
@@ -299,18 +312,18 @@ def test_facts_that_are_absent_or_of_another_type_deny(wrong: Facts) -> None:
     [
         (Actor("layla", "bank", roles=frozenset({"data-scientist"}), strong=None), DATASET),  # type: ignore[arg-type]
         (Actor("layla", "bank", kind=1, roles=frozenset({"data-scientist"})), DATASET),  # type: ignore[arg-type]
-        (person("data-scientist"), Cell("dataset", "fraud", "dubai", restricted=2)),  # type: ignore[arg-type]
-        (person("data-scientist"), Cell("dataset", None, "dubai")),  # type: ignore[arg-type]
+        (person("data-scientist"), PolicyScope("dataset", "fraud", "dubai", restricted=2)),  # type: ignore[arg-type]
+        (person("data-scientist"), PolicyScope("dataset", None, "dubai")),  # type: ignore[arg-type]
     ],
 )
-def test_attributes_of_another_type_deny(actor: Actor, cell: Cell) -> None:
+def test_attributes_of_another_type_deny(actor: Actor, cell: PolicyScope) -> None:
     assert not HOUSE_RULES.decide_afresh(actor, "desk.read", cell, GOOD).allowed
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
 def test_odd_names_change_nothing(name: str, tenant: str, project: str) -> None:
     actor = Actor(name, tenant, roles=frozenset({"data-scientist"}))
-    cell, facts = Cell("dataset", project, "dubai"), replace(GOOD, tenant=tenant)
+    cell, facts = PolicyScope("dataset", project, "dubai"), replace(GOOD, tenant=tenant)
     assert HOUSE_RULES.decide(actor, "desk.read", cell, facts).allowed
     assert not HOUSE_RULES.decide(actor, "desk.read", cell, replace(facts, tenant=tenant + "x")).allowed
 
@@ -320,7 +333,7 @@ def test_odd_names_change_nothing(name: str, tenant: str, project: str) -> None:
 
 def test_a_call_about_no_thing_is_about_its_own_desk() -> None:
     authorizer = Authorizer({"people.add": "govern", "policy.add": "govern", "catalog.label": "govern"})
-    desk = Cell("desk", HOUSE, "dubai")
+    desk = PolicyScope("desk", SYSTEM_TENANT, "dubai")
     steward = person("data-steward")
     assert not authorizer.decide(steward, "people.add", desk, GOOD).allowed
     assert authorizer.decide(steward, "catalog.label", desk, GOOD).allowed
@@ -349,35 +362,35 @@ def test_what_stands_for_seeing_needs_a_role() -> None:
 @settings(max_examples=30)
 @given(own_policies, actors, actions, cells, facts_)
 def test_a_decision_replays_from_texts_alone(
-    own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: Cell, facts: Facts
+    own: tuple[tuple[str, str], ...], actor: Actor, action: str, cell: PolicyScope, facts: PolicyFacts
 ) -> None:
     facts = replace(facts, tenant="bank")
     decision = with_own(own).decide(actor, action, cell, facts)
-    assert thaw(decision.facts) == (actor, action, cell, facts)
-    assert decision.facts == freeze(actor, action, cell, facts)
-    assert replay(decision.facts, house_texts(ACTIONS), dict(own)) == decision
+    assert thaw_question(decision.facts) == (actor, action, cell, facts)
+    assert decision.facts == freeze_question(actor, action, cell, facts)
+    assert replay_decision(decision.facts, build_server_texts(ACTIONS), dict(own)) == decision
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"actor":1}', "null"])
 def test_facts_that_were_not_frozen_here_do_not_thaw(text: str) -> None:
     with pytest.raises(Invalid):
-        thaw(text)
+        thaw_question(text)
 
 
 def test_every_change_of_a_text_changes_the_hash() -> None:
-    texts = house_texts(ACTIONS)
+    texts = build_server_texts(ACTIONS)
     hashes = {
         texts.hash,
         replace(texts, schema=texts.schema + " ").hash,
         replace(texts, guardrails=texts.guardrails + " ").hash,
         replace(texts, permits=texts.permits + " ").hash,
         replace(texts, guardrails=texts.guardrails + texts.permits, permits="").hash,
-        house_texts({**ACTIONS, "desk.more": "see"}).hash,
-        policy_hash(texts.hash, {"a": "bc"}),
-        policy_hash(texts.hash, {"ab": "c"}),
+        build_server_texts({**ACTIONS, "desk.more": "see"}).hash,
+        compute_policy_hash(texts.hash, {"a": "bc"}),
+        compute_policy_hash(texts.hash, {"ab": "c"}),
     }
     assert len(hashes) == 8
-    assert policy_hash(texts.hash, {}) == texts.hash
+    assert compute_policy_hash(texts.hash, {}) == texts.hash
 
 
 def test_a_change_of_policy_is_seen_at_once_in_spite_of_the_cache() -> None:
@@ -401,7 +414,7 @@ def test_a_change_of_policy_is_seen_at_once_in_spite_of_the_cache() -> None:
     ],
 )
 def test_a_house_with_an_invalid_text_does_not_start(bad: str) -> None:
-    texts = house_texts(ACTIONS)
+    texts = build_server_texts(ACTIONS)
     for broken in (replace(texts, guardrails=texts.guardrails + bad), replace(texts, permits=texts.permits + bad)):
         with pytest.raises(Invalid):
             Authorizer({}, texts=broken)
@@ -416,7 +429,7 @@ def test_a_house_with_an_invalid_text_does_not_start(bad: str) -> None:
 )
 def test_a_text_that_does_not_fit_the_schema_is_not_kept(bad: str) -> None:
     """What the ledger keeps is not checked at later starts, so nothing may be kept that was not checked."""
-    texts = house_texts(ACTIONS)
+    texts = build_server_texts(ACTIONS)
     Authorizer({}, texts=texts).check_house()
     for wrong in (replace(texts, guardrails=f'@id("x") {bad}'), replace(texts, permits=f'@id("x") {bad}')):
         with pytest.raises(Invalid, match="schema"):
@@ -427,24 +440,28 @@ def test_the_parsed_form_is_kept_for_one_text_and_made_anew_where_it_is_spoiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    text = house_texts(ACTIONS).guardrails
+    text = build_server_texts(ACTIONS).guardrails
     other = 'forbid (principal, action, resource) when { context.purpose == "x" };'
-    made = engine.kept_json(text, None)
-    assert engine.kept_json(text, tmp_path) == made
+    made = policy_engine.load_or_convert_to_json(text, None)
+    assert policy_engine.load_or_convert_to_json(text, tmp_path) == made
     (file,) = tmp_path.iterdir()
-    assert engine.kept_json(other, tmp_path) == engine.kept_json(other, None) != made
+    assert (
+        policy_engine.load_or_convert_to_json(other, tmp_path)
+        == policy_engine.load_or_convert_to_json(other, None)
+        != made
+    )
     assert len(list(tmp_path.iterdir())) == 2
     kept = file.read_bytes()
     # One that reads as JSON and says another thing, half of one, and what is no text.
     for spoiled in (kept.replace(b"forbid", b"permit", 1), kept[: len(kept) // 2], b"\xff\n{}", b""):
         file.write_bytes(spoiled)
-        assert engine.kept_json(text, tmp_path) == made
+        assert policy_engine.load_or_convert_to_json(text, tmp_path) == made
         assert file.read_bytes() == kept
     # It is read, and not only written.
-    monkeypatch.setattr(engine, "_json", lambda _: "{}")
-    assert engine.kept_json(text, tmp_path) == made
-    assert engine.kept_json(text, tmp_path / "nowhere") == "{}"
+    monkeypatch.setattr(policy_engine, "_convert_to_json", lambda _: "{}")
+    assert policy_engine.load_or_convert_to_json(text, tmp_path) == made
+    assert policy_engine.load_or_convert_to_json(text, tmp_path / "nowhere") == "{}"
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     file.unlink()
-    assert engine.kept_json(text, tmp_path) == "{}"
+    assert policy_engine.load_or_convert_to_json(text, tmp_path) == "{}"
     assert not file.exists()

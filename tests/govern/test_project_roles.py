@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.backends.oidc import OidcIdentity
-from falaj.core.cell import Cell
+from falaj.backends.oidc_identity import OidcIdentityProvider
 from falaj.core.context import Actor
 from falaj.core.errors import Denied, FalajError, Invalid, NotFound
-from falaj.core.label import ANY, Label
+from falaj.core.label import ANY_VALUE, Label
+from falaj.core.policy_scope import PolicyScope
 from falaj.core.project_roles import PROJECT_ROLES, check_group_roles, limit_to_projects, read_group_roles
-from falaj.govern.policy import Authorizer, Facts
+from falaj.govern.authorizer import Authorizer, PolicyFacts
 from falaj.jobs.records import JobSpec
-from falaj.platform import Platform
+from falaj.server import LocalClient
 from tests.conformance.test_identity import settings_for
 from tests.jobs.lab import Lab
 from tests.people import enroll
@@ -48,7 +48,7 @@ def engineer(town: Town, name: str, roles: frozenset[str] = ROLES) -> Any:
         roles=roles, projects=frozenset({"fraud", "risk"}), makers=(),
     )  # fmt: skip
     town.house._sign_ins.note(actor, time.time())
-    return Platform(town.house, actor, "test")
+    return LocalClient(town.house, actor, "test")
 
 
 def refused(act: Any) -> FalajError:
@@ -100,7 +100,7 @@ def test_a_viewer_reads_and_changes_nothing(town: Town, tmp_path: Path) -> None:
 
 ACTIONS = {"catalog.show": "see", "catalog.open": "read", "catalog.begin": "write", "people.add": "govern"}
 KINDS, PROJECTS = ("dataset", "job", "person", "queue", "approval"), ("fraud", "risk", "house", "approvals")
-GOOD = Facts("bank", True, True, True, True, False, False, "")
+GOOD = PolicyFacts("bank", True, True, True, True, False, False, "")
 AUTHORIZER = Authorizer(ACTIONS)
 grants = st.builds(
     lambda role, project: f"{role}@{project}",
@@ -114,7 +114,9 @@ def test_lists_show_what_single_questions_allow_and_nothing_beyond_the_roles_of_
     roles: frozenset[str], action: str
 ) -> None:
     actor = Actor("oidc.x", "bank", roles=roles, projects=frozenset({"fraud", "risk"}), jurisdiction="AE")
-    universe = [replace(Cell.of(kind, project, "dubai", Label()), kind=kind) for kind in KINDS for project in PROJECTS]
+    universe = [
+        replace(PolicyScope.of(kind, project, "dubai", Label()), kind=kind) for kind in KINDS for project in PROJECTS
+    ]
     listed = AUTHORIZER.cells(actor, action, frozenset(cell.encode() for cell in universe), GOOD)
     for cell in universe:
         allowed = AUTHORIZER.decide(actor, action, cell, GOOD).allowed
@@ -129,7 +131,7 @@ def test_lists_show_what_single_questions_allow_and_nothing_beyond_the_roles_of_
 
 def test_groups_of_the_provider_become_roles_of_projects(oidc_provider: OidcServer) -> None:
     rules = {"data-*s": "ml-engineer@*, viewer@risk"}
-    identity = OidcIdentity("oidc:", settings_for(oidc_provider, roles=rules))
+    identity = OidcIdentityProvider("oidc:", settings_for(oidc_provider, roles=rules))
     actor = identity.whois(oidc_provider.sign_in("alice")["access_token"], time.time())
     identity.close()
     assert actor is not None
@@ -141,11 +143,11 @@ def test_rules_of_groups() -> None:
     groups = ("team-fraud-eng", "team-a/b-eng", "team-eng", "team--view", "risk")
     assert read_group_roles(groups, rules) == {"ml-engineer@fraud", "approver"}
     roles = frozenset({"ml-engineer@a", "viewer", "approver"})
-    assert limit_to_projects(roles, ANY, ANY) == (roles, ANY)
+    assert limit_to_projects(roles, ANY_VALUE, ANY_VALUE) == (roles, ANY_VALUE)
     limited = frozenset({"ml-engineer@a", "viewer@b", "approver"})
-    assert limit_to_projects(roles, frozenset({"b"}), ANY) == (limited, {"a", "b"})
-    assert limit_to_projects(frozenset({"viewer@a"}), ANY, ANY) == ({"viewer@a"}, {"a"})
-    assert limit_to_projects(frozenset({"viewer"}), ANY, ANY) == ({"viewer"}, ANY)
+    assert limit_to_projects(roles, frozenset({"b"}), ANY_VALUE) == (limited, {"a", "b"})
+    assert limit_to_projects(frozenset({"viewer@a"}), ANY_VALUE, ANY_VALUE) == ({"viewer@a"}, {"a"})
+    assert limit_to_projects(frozenset({"viewer"}), ANY_VALUE, ANY_VALUE) == ({"viewer"}, ANY_VALUE)
 
 
 @pytest.mark.parametrize("rules", [{"a": "approver@x"}, {"a": "viewer@*"}, {"a*b*": "viewer@*"}, {"a": "viewer@X y"}])

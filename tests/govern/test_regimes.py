@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.govern.regimes import CITED_FIELDS, canonical, load_regimes, read_regime
+from falaj.govern.regimes import CITED_FIELDS, load_regimes, read_regime, resolve_regime_ids
 
 SHIPPED = load_regimes()
 IDS = ("AE-ADGM", "AE-CBUAE", "AE-DIFC", "AE-HEALTH", "AE-PDPL", "EU-GDPR", "NONE")
@@ -254,9 +254,9 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_names_become_ids() -> None:
-    assert canonical(("GDPR", "EU-GDPR", "NONE"), SHIPPED) == ("EU-GDPR", "NONE")
+    assert resolve_regime_ids(("GDPR", "EU-GDPR", "NONE"), SHIPPED) == ("EU-GDPR", "NONE")
     with pytest.raises(Invalid, match="no profile describes"):
-        canonical(("XX",), SHIPPED)
+        resolve_regime_ids(("XX",), SHIPPED)
 
 
 def _day(text: str) -> float:

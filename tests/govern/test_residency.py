@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from falaj.core.errors import Denied, FalajError
 from falaj.core.label import Label
 from falaj.core.settings import Settings
-from falaj.govern.approvals import approval_ref
-from falaj.govern.declassify import ACTION, digest
-from falaj.govern.records import Move
-from falaj.platform import House, Platform
+from falaj.govern.approvals import make_approval_ref
+from falaj.govern.declassification import DECLASSIFY_ACTION, digest_declassification
+from falaj.govern.records import DataMovement
+from falaj.server import LocalClient, Server
 from tests.documents import keep_contract
 from tests.people import enroll, enroll_tenant
 
@@ -28,8 +28,8 @@ class Bank:
     """A house with a UAE zone and a foreign one, and a bank's people in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.house = House(Settings(home=str(folder), zone="ae-dubai"))
-        self.root = Platform(self.house, self.house.owner())
+        self.house = Server(Settings(home=str(folder), zone="ae-dubai"))
+        self.root = LocalClient(self.house, self.house.owner())
         self.root.zones.add("eu-west", "IE-D", "IE", ("EU-GDPR", "NONE"), 2, f"dir:{folder}/eu-west")
         self.actors = {"fatima": self.house.authenticate(enroll_tenant(self.root, "bank", "fatima"))}
         for name, role in TEAM.items():
@@ -38,7 +38,7 @@ class Bank:
                 self.actors[name] = replace(self.house.authenticate(token), strong=True)
 
     def as_(self, name: str, purpose: str = "", **more: Any) -> Any:
-        return Platform(self.house, replace(self.actors[name], **more), purpose)
+        return LocalClient(self.house, replace(self.actors[name], **more), purpose)
 
     def approve(self, ref: object) -> None:
         for name in ("badr", "dana"):
@@ -89,7 +89,7 @@ def test_lowered_by_two_people_it_may_go_where_the_lower_label_may(bank: Bank) -
     request = f"declassification:zones/{asked.id}"
     with pytest.raises(Denied, match="not approved"):
         bank.as_("salem").zones.lower(request, "blob:open/extract")
-    bank.approve(approval_ref(ACTION, digest(asked)))
+    bank.approve(make_approval_ref(DECLASSIFY_ACTION, digest_declassification(asked)))
     made = bank.as_("salem").zones.lower(request, "blob:open/extract")
     assert str(made) == "blob:open/extract@v1"
     assert amal.store.get("blob:open/extract").read() == DATA
@@ -147,7 +147,7 @@ def _census(bank: Bank) -> None:
         for zone in record.body["zones"]:
             verdicts = [
                 bank.house.zones.verdict(
-                    Move("replicate", record.label, str(record.ref), "bank", zone, zone, purpose), ctx.now()
+                    DataMovement("replicate", record.label, str(record.ref), "bank", zone, zone, purpose), ctx.now()
                 )
                 for purpose in ("fraud", "care", "")
             ]

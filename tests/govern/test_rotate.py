@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import HOUSE
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import SYSTEM_TENANT
+from falaj.core.errors import Conflict, CorruptData, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.govern.rotate import Keys, RotationLoop
-from falaj.govern.sealing import sealed_version, wrapped_version
-from falaj.store.loop import Turn
+from falaj.govern.encryption import read_key_version, read_wrapping_version
+from falaj.govern.key_service import KeyRotationLoop, KeyService
+from falaj.store.reconcile_loop import LoopIteration
 from tests.govern.keyhouse import DAY_S, Crashing, House
 
 
@@ -61,7 +61,7 @@ def check(house: House, deks: dict[str, bytes], sealed: str) -> None:
 
 def every_wrapped(house: House) -> Iterator[tuple[str, str, str]]:
     """(tenant, key name, wrapped text) of all that any key wraps."""
-    for tenant in (HOUSE, "acme", "beta"):
+    for tenant in (SYSTEM_TENANT, "acme", "beta"):
         with house.ledger.read(house.ctx(tenant)) as tx:
             for record in tx.find("key", limit=1000).records:
                 yield from ((tenant, record.key.name, text) for text in record.body["versions"].values())
@@ -75,9 +75,9 @@ def test_a_rotation_carries_everything_over_and_ends_the_old_version(house: Hous
     sealed = house.ring.subject_seal("acme", "uae", "person", b"payload")
     bulk = {name: house.object_dek(name, "acme", "uae") for name in ("0acmeuae", "1acmeuae")}
     house.rotations.begin(
-        house.ctx(HOUSE if scope != "tenant" else "acme"),
+        house.ctx(SYSTEM_TENANT if scope != "tenant" else "acme"),
         scope,
-        "acme" if scope == "tenant" else HOUSE,
+        "acme" if scope == "tenant" else SYSTEM_TENANT,
         "" if scope == "root" else "uae",
     )
     check(house, deks, sealed)
@@ -90,26 +90,26 @@ def test_a_rotation_carries_everything_over_and_ends_the_old_version(house: Hous
     if scope == "root":
         assert [file.name for file in (house.home / "keys").glob("*.key")] == ["falaj.2.key"]
     if scope == "zone":
-        assert house.key_body("zone.uae", HOUSE)["versions"].keys() == {"2"}
-        under = {t: wrapped_version(w) for t, name, w in every_wrapped(house) if name == "tenant.uae"}
-        assert under == {HOUSE: 2, "acme": 2, "beta": 2}
-        assert house.key_body("zone.eu", HOUSE)["versions"].keys() == {"1"}
+        assert house.key_body("zone.uae", SYSTEM_TENANT)["versions"].keys() == {"2"}
+        under = {t: read_wrapping_version(w) for t, name, w in every_wrapped(house) if name == "tenant.uae"}
+        assert under == {SYSTEM_TENANT: 2, "acme": 2, "beta": 2}
+        assert house.key_body("zone.eu", SYSTEM_TENANT)["versions"].keys() == {"1"}
     if scope == "tenant":
         body = house.key_body("tenant.uae")
         assert (body["versions"].keys(), body["min"]) == ({"2"}, 2)
         mine = [
-            (n, wrapped_version(w))
+            (n, read_wrapping_version(w))
             for t, n, w in every_wrapped(house)
             if t == "acme" and ".uae" in n and not n.startswith("tenant")
         ]
         assert len(mine) > 8
         assert {v for _, v in mine} == {2}
         assert {
-            wrapped_version(w)
+            read_wrapping_version(w)
             for t, n, w in every_wrapped(house)
             if t == "beta" and not n.startswith(("zone", "tenant"))
         } == {1}
-        with pytest.raises(Corrupt, match="retired"):
+        with pytest.raises(CorruptData, match="retired"):
             house.ring.object_key("acme", "uae", bulk["0acmeuae"])
 
 
@@ -123,9 +123,9 @@ def test_old_versions_outlive_the_rotation_by_a_day(house: House) -> None:
     assert house.key_body("tenant.uae")["versions"].keys() == {"1", "2"}
     late = house.ring.object_key("acme", "uae", before)
     with house.ledger.project(house.ctx()) as tx:
-        from falaj.core.ports import Key
+        from falaj.core.ports import RecordKey
 
-        tx.put(Key("acme", "object", "store", "late", "uae"), {"dek": before})
+        tx.put(RecordKey("acme", "object", "store", "late", "uae"), {"dek": before})
     house.time += 20
     house.drain()
     assert house.key_body("tenant.uae")["versions"].keys() == {"2"}
@@ -169,7 +169,7 @@ def test_a_data_key_seals_anew_and_reads_the_old(house: House, scope: str) -> No
     signer = house.ring.log_signer("acme", "uae").private_bytes_raw()
     assert house.rotations.begin(house.ctx(), scope, "acme", "uae").phase == "done"
     new = seal("acme", "uae", b"x", b"")
-    assert (sealed_version(old), sealed_version(new)) == (1, 1 if scope == "log" else 2)
+    assert (read_key_version(old), read_key_version(new)) == (1, 1 if scope == "log" else 2)
     assert unseal("acme", "uae", old, b"") == unseal("acme", "uae", new, b"") == b"x"
     assert (house.ring.log_signer("acme", "uae").private_bytes_raw() != signer) is (scope == "log")
     assert house.read("a") == {"n": 1}
@@ -266,7 +266,7 @@ class _World:
 
     def do(self, act: str, what: Any, zone: str) -> None:
         if act == "die":
-            store = SqliteStore(f"sqlite:{self.home}/ledger.db")
+            store = SqliteLedgerStore(f"sqlite:{self.home}/ledger.db")
             self.restart(Crashing(store, what, after=zone == "after", die=_die))
             return
         try:
@@ -280,7 +280,7 @@ class _World:
         self.house = House(self.home, start=time, store=store)
 
     def _rotate(self, scope: str, zone: str) -> None:
-        tenant = HOUSE if scope in ("root", "zone") else "acme"
+        tenant = SYSTEM_TENANT if scope in ("root", "zone") else "acme"
         with contextlib.suppress(Conflict):
             self.house.rotations.begin(self.house.ctx(tenant), scope, tenant, "" if scope == "root" else zone)
 
@@ -324,12 +324,12 @@ class _World:
             if purpose in ("zone", "token", "permit"):
                 continue
             if purpose == "tenant":
-                assert wrapped_version(wrapped) == self.house.key_body(f"zone.{zone}", HOUSE)["current"]
+                assert read_wrapping_version(wrapped) == self.house.key_body(f"zone.{zone}", SYSTEM_TENANT)["current"]
             else:
-                assert wrapped_version(wrapped) == self.house.key_body(f"tenant.{zone}", tenant)["current"]
+                assert read_wrapping_version(wrapped) == self.house.key_body(f"tenant.{zone}", tenant)["current"]
         assert newest
         for name in ("zone.uae", "zone.eu"):
-            assert len(self.house.key_body(name, HOUSE)["versions"]) == 1
+            assert len(self.house.key_body(name, SYSTEM_TENANT)["versions"]) == 1
 
     def jobs(self) -> list[Any]:
         with self.house.ledger.read(self.house.house_ctx()) as tx:
@@ -339,8 +339,8 @@ class _World:
 # the desk
 
 
-def desk(house: House) -> Keys:
-    return Keys(house.ledger, house.rotations, custody="file")
+def desk(house: House) -> KeyService:
+    return KeyService(house.ledger, house.rotations, custody="file")
 
 
 def test_the_desk_lists_versions_and_ages_and_no_material(house: House) -> None:
@@ -368,27 +368,27 @@ def test_a_list_shows_only_cells_that_policy_allows(house: House) -> None:
 
 def test_the_desk_rotates_and_the_loop_ends_it(house: House) -> None:
     fill(house)
-    keys, loop = desk(house), RotationLoop(house.rotations)
+    keys, loop = desk(house), KeyRotationLoop(house.rotations)
     keys.rotate(house.ctx(), "tenant")
     (job,) = keys.status(house.ctx())
     assert (job.scope, job.zone, job.version, job.phase) == ("tenant", "uae", 2, "sweep")
     assert keys.status(house.ctx("beta")) == ()
     keys.retire(house.ctx(), "tenant")
-    turn = Turn(house.house_ctx(), 1, lambda: True)
+    turn = LoopIteration(house.house_ctx(), 1, lambda: True)
     house.time += 91
     while loop.step(turn):
         pass
     (job,) = keys.status(house.ctx())
     assert (job.phase, job.finished) == ("done", house.time)
     assert {"keys.rotate", "keys.retire"} <= set(house.verbs("acme"))
-    assert "keys.end" in house.verbs(HOUSE)
+    assert "keys.end" in house.verbs(SYSTEM_TENANT)
 
 
 def test_a_lost_lease_stops_the_loop(house: House) -> None:
     fill(house)
     house.rotations.begin(house.ctx(), "tenant", "acme", "uae")
-    assert RotationLoop(house.rotations).step(Turn(house.house_ctx(), 1, lambda: False)) is False
-    assert wrapped_version(house.object_dek("0acmeuae")) == 1
+    assert KeyRotationLoop(house.rotations).step(LoopIteration(house.house_ctx(), 1, lambda: False)) is False
+    assert read_wrapping_version(house.object_dek("0acmeuae")) == 1
 
 
 @pytest.mark.parametrize("scope", ["root", "zone"])

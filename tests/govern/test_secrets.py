@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, Invalid, NotFound
+from falaj.core.errors import Conflict, CorruptData, Denied, FalajError, Invalid, NotFound
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
-from falaj.core.verb import verbs_of
-from falaj.govern.secrets import KEEP, SecretShelf, contains_secret
+from falaj.govern.secret_service import KEPT_VERSIONS, SecretService, looks_like_secret
 from falaj.store.codec import to_json
 from tests.govern.keyhouse import House
 
@@ -29,21 +29,21 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 @pytest.fixture
-def shelf(house: House) -> SecretShelf:
-    return SecretShelf(house.ledger, house.ring)
+def shelf(house: House) -> SecretService:
+    return SecretService(house.ledger, house.ring)
 
 
-def test_a_secret_is_put_once_and_resolved_by_reference_after_a_restart(house: House, shelf: SecretShelf) -> None:
+def test_a_secret_is_put_once_and_resolved_by_reference_after_a_restart(house: House, shelf: SecretService) -> None:
     view = shelf.put(house.ctx(), NAME, VALUE)
     assert view.reference == "secret://acme/uae/fraud/db-password#1"
     other = House(house.home)
-    again = SecretShelf(other.ledger, other.ring)
+    again = SecretService(other.ledger, other.ring)
     assert again.resolve(other.ctx(), view.reference) == VALUE.encode()
     assert again.reveal(other.ctx(), NAME) == VALUE
     other.close()
 
 
-def test_every_opening_is_recorded_with_who_and_which_version(house: House, shelf: SecretShelf) -> None:
+def test_every_opening_is_recorded_with_who_and_which_version(house: House, shelf: SecretService) -> None:
     reference = shelf.put(house.ctx(), NAME, VALUE).reference
     shelf.resolve(house.ctx(actor="run-7"), reference)
     shelf.reveal(house.ctx(actor="bob"), NAME)
@@ -51,7 +51,7 @@ def test_every_opening_is_recorded_with_who_and_which_version(house: House, shel
     assert said[-3:] == [("secrets.put", "alice", 1), ("secrets.resolve", "run-7", 1), ("secrets.reveal", "bob", 1)]
 
 
-def test_rotation_keeps_pinned_versions_and_moves_the_floating_one(house: House, shelf: SecretShelf) -> None:
+def test_rotation_keeps_pinned_versions_and_moves_the_floating_one(house: House, shelf: SecretService) -> None:
     shelf.put(house.ctx(), NAME, VALUE)
     view = shelf.rotate(house.ctx(), NAME)
     assert (view.current, view.versions) == (2, (1, 2))
@@ -59,14 +59,14 @@ def test_rotation_keeps_pinned_versions_and_moves_the_floating_one(house: House,
     fresh = shelf.resolve(house.ctx(), "secret://acme/uae/fraud/db-password")
     assert fresh == shelf.resolve(house.ctx(), view.reference)
     assert len(fresh) >= 40
-    for _ in range(KEEP):
+    for _ in range(KEPT_VERSIONS):
         view = shelf.put(house.ctx(), NAME, VALUE + "x")
-    assert len(view.versions) == KEEP
+    assert len(view.versions) == KEPT_VERSIONS
     with pytest.raises(NotFound):
         shelf.resolve(house.ctx(), "secret://acme/uae/fraud/db-password#1")
 
 
-def test_a_deleted_secret_is_gone(house: House, shelf: SecretShelf) -> None:
+def test_a_deleted_secret_is_gone(house: House, shelf: SecretService) -> None:
     reference = shelf.put(house.ctx(), NAME, VALUE).reference
     shelf.delete(house.ctx(), NAME)
     with pytest.raises(NotFound):
@@ -75,7 +75,9 @@ def test_a_deleted_secret_is_gone(house: House, shelf: SecretShelf) -> None:
     assert house.verbs("acme")[-1] == "secrets.delete"
 
 
-def test_secrets_of_others_do_not_exist_and_of_other_zones_are_not_used_here(house: House, shelf: SecretShelf) -> None:
+def test_secrets_of_others_do_not_exist_and_of_other_zones_are_not_used_here(
+    house: House, shelf: SecretService
+) -> None:
     shelf.put(house.ctx(), NAME, VALUE)
     with pytest.raises(NotFound) as foreign:
         shelf.resolve(house.ctx("beta"), "secret://acme/uae/fraud/db-password#1")
@@ -90,7 +92,7 @@ def test_secrets_of_others_do_not_exist_and_of_other_zones_are_not_used_here(hou
         shelf.put(house.ctx(), NAME, VALUE, zone="eu")
 
 
-def test_a_sealed_value_moved_to_another_name_does_not_open(house: House, shelf: SecretShelf) -> None:
+def test_a_sealed_value_moved_to_another_name_does_not_open(house: House, shelf: SecretService) -> None:
     shelf.put(house.ctx(), NAME, VALUE)
     other = Ref.parse("secret:fraud/mine")
     shelf.put(house.ctx(), other, "public knowledge")
@@ -98,11 +100,11 @@ def test_a_sealed_value_moved_to_another_name_does_not_open(house: House, shelf:
         theirs, mine = tx.need(NAME), tx.need(other)
         record = tx.put(other, {**mine.body, "versions": theirs.body["versions"]}, rev=mine.rev)
         tx.emit("swap", record.ref)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         shelf.reveal(house.ctx(), other)
 
 
-def test_a_list_shows_references_never_values_and_only_allowed_cells(house: House, shelf: SecretShelf) -> None:
+def test_a_list_shows_references_never_values_and_only_allowed_cells(house: House, shelf: SecretService) -> None:
     shelf.put(house.ctx(), NAME, VALUE)
     page = shelf.list(house.ctx())
     assert [view.secret.name for view in page.secrets] == ["db-password"]
@@ -111,7 +113,7 @@ def test_a_list_shows_references_never_values_and_only_allowed_cells(house: Hous
     assert shelf.show(house.ctx(), NAME).current == 1
 
 
-def test_the_value_appears_nowhere(house: House, shelf: SecretShelf, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_value_appears_nowhere(house: House, shelf: SecretService, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     view = shelf.put(house.ctx(), NAME, VALUE)
     shelf.resolve(house.ctx(), view.reference)
@@ -136,7 +138,7 @@ def test_the_value_appears_nowhere(house: House, shelf: SecretShelf, caplog: pyt
 
 
 def test_only_reveal_gives_a_value_and_it_is_never_remembered_as_an_outcome() -> None:
-    verbs = verbs_of(SecretShelf)
+    verbs = list_operations(SecretService)
     assert [name for name, verb in verbs.items() if verb.result is str] == ["reveal"]
     assert (verbs["reveal"].group, verbs["reveal"].outside) == ("read", True)
     assert "resolve" not in verbs
@@ -144,13 +146,13 @@ def test_only_reveal_gives_a_value_and_it_is_never_remembered_as_an_outcome() ->
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reference=st.one_of(st.text(max_size=60), st.from_regex(r"secret://[a-z/.#0-9A-Z]{0,40}", fullmatch=True)))
-def test_arbitrary_references_never_open_anything(house: House, shelf: SecretShelf, reference: str) -> None:
+def test_arbitrary_references_never_open_anything(house: House, shelf: SecretService, reference: str) -> None:
     with pytest.raises((Invalid, NotFound, Denied)):
         shelf.resolve(house.ctx(), reference)
 
 
 @pytest.mark.parametrize("value", ["", "x" * 65_537])
-def test_a_value_has_a_sane_length(house: House, shelf: SecretShelf, value: str) -> None:
+def test_a_value_has_a_sane_length(house: House, shelf: SecretService, value: str) -> None:
     with pytest.raises(Invalid):
         shelf.put(house.ctx(), NAME, value)
 
@@ -169,4 +171,4 @@ def test_a_value_has_a_sane_length(house: House, shelf: SecretShelf, value: str)
     ],
 )
 def test_the_scanner_knows_a_value_from_a_reference(text: str, found: bool) -> None:
-    assert contains_secret(text) is found
+    assert looks_like_secret(text) is found

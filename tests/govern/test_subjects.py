@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
+from falaj.core.errors import Conflict, CorruptData, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.govern.keytable import FRESH_S, Slot
+from falaj.govern.key_table import KEY_REFRESH_S, KeySlot
 from tests.govern.keyhouse import DAY_S, House
 
 PERSON = "784-1990-1234567-1"
@@ -64,7 +64,7 @@ def test_all_remaining_keys_and_the_raw_store_yield_nothing(house: House) -> Non
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    from falaj.govern.sealing import bound
+    from falaj.govern.encryption import build_aad
 
     sealed = tell(house)
     name = sealed.split(":")[1]
@@ -72,14 +72,14 @@ def test_all_remaining_keys_and_the_raw_store_yield_nothing(house: House) -> Non
     fresh = House(house.home)
     fresh.ring.prepare("acme", "uae")
     with fresh.ledger.read(fresh.ctx()) as tx:
-        slots = [Slot.of(record.key) for record in tx.find("key", limit=1000).records]
-        slots += [Slot.of(record.key) for record in tx.find("key", tenant="house", limit=1000).records]
+        slots = [KeySlot.of(record.key) for record in tx.find("key", limit=1000).records]
+        slots += [KeySlot.of(record.key) for record in tx.find("key", tenant="house", limit=1000).records]
     keys = [key for slot in slots for key in _versions(fresh, slot)]
     assert len(keys) > 7
     data = b64decode(sealed.split(":")[3])
     for key in keys:
         with pytest.raises(InvalidTag):
-            AESGCM(key).decrypt(data[1:13], data[13:], bound("payload", "acme", "uae", name, 1))
+            AESGCM(key).decrypt(data[1:13], data[13:], build_aad("payload", "acme", "uae", name, 1))
 
 
 def test_a_backup_of_before_is_dead_once_the_keys_above_were_rotated(house: House, tmp_path: Path) -> None:
@@ -108,27 +108,27 @@ def _opens_with_live_keys(house: House, backup: House, pseudonym: str) -> bool:
     """True if any key that lives now opens the subject's key, or the keys above it, as the backup has them."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    from falaj.govern.sealing import unwrap
+    from falaj.govern.encryption import unwrap_key
 
     live = []
     for tenant in ("acme", "house"):
         with house.ledger.read(house.ctx(tenant)) as tx:
-            live += [key for r in tx.find("key", limit=1000).records for key in _versions(house, Slot.of(r.key))]
+            live += [key for r in tx.find("key", limit=1000).records for key in _versions(house, KeySlot.of(r.key))]
     assert len(live) >= 6
-    chain = (Slot("acme", "uae", "subject", pseudonym), Slot("acme", "uae", "tenant"))
+    chain = (KeySlot("acme", "uae", "subject", pseudonym), KeySlot("acme", "uae", "tenant"))
     with backup.ledger.read(backup.ctx()) as tx:
         for slot in chain:
             record = tx.key(slot.key)
             assert record is not None
             for key in live:
-                with contextlib.suppress(Corrupt):
-                    unwrap(AESGCM(key), record.body["versions"]["1"], slot.aad(1))
+                with contextlib.suppress(CorruptData):
+                    unwrap_key(AESGCM(key), record.body["versions"]["1"], slot.aad(1))
                     return True
     return False
 
 
-def _versions(house: House, slot: Slot) -> list[bytes]:
-    held = house.ring.table.held(slot, make=False)
+def _versions(house: House, slot: KeySlot) -> list[bytes]:
+    held = house.ring.table.held(slot, create_missing=False)
     return [house.ring.table.version(slot, version) for version in held.wrapped]
 
 
@@ -154,7 +154,7 @@ def test_a_hold_or_a_retention_blocks_and_its_end_does_not_shred(house: House) -
     """K6."""
     sealed = tell(house)
     with pytest.raises(Conflict, match="case-7"):
-        house.ring.subject_forget(house.ctx(), "uae", PERSON, holds=("case-7",))
+        house.ring.subject_forget(house.ctx(), "uae", PERSON, legal_holds=("case-7",))
     with pytest.raises(Conflict):
         house.ring.subject_forget(house.ctx(), "uae", PERSON, retain_until=house.time + 10)
     house.time += DAY_S
@@ -170,7 +170,7 @@ def test_other_replicas_forget_within_the_life_of_their_cache(house: House) -> N
     other = House(house.home, start=house.time)
     assert other.ring.subject_open("acme", "uae", sealed) == STORY
     house.ring.subject_forget(house.ctx(), "uae", PERSON)
-    other.time += FRESH_S + 1
+    other.time += KEY_REFRESH_S + 1
     with pytest.raises(NotFound):
         other.ring.subject_open("acme", "uae", sealed)
     other.close()
@@ -195,7 +195,7 @@ def test_persons_are_apart_and_so_are_tenants_and_zones(house: House) -> None:
         ("acme", "uae", ":".join([mine[0], theirs[1], *mine[2:]])),
         ("acme", "uae", ":".join([*mine[:2], "2", mine[3]])),
     ):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             house.ring.subject_open(tenant, zone, text)
 
 
@@ -216,7 +216,7 @@ def test_the_identifier_is_nowhere_in_the_store(house: House) -> None:
     )
 )
 def test_arbitrary_text_is_corrupt_and_never_anything_else(house: House, text: str) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         house.ring.subject_open("acme", "uae", text)
 
 

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from falaj.core.context import Actor
 from falaj.core.errors import Invalid, Unauthenticated
-from falaj.core.jose import is_signed_token, read_token
-from falaj.core.label import ANY
-from falaj.govern.keys import key_id
-from falaj.govern.people_records import Workload
+from falaj.core.jwt_claims import is_signed_token, read_token
+from falaj.core.label import ANY_VALUE
+from falaj.govern.keyring import compute_key_id
+from falaj.govern.people_records import WorkloadIdentity
 from falaj.govern.roles import ROLES
-from falaj.govern.tokens import LONGEST_S, WORK_ROLES, WorkloadTokens, delegated
+from falaj.govern.workload_tokens import MAX_TOKEN_TTL_S, WORK_ROLES, WorkloadTokens, limit_to_delegator
 from tests.govern.forge import FORGERIES, STRANGER_ED, Bench, with_loose_bits
 
 NOW = 1_800_000_000.0
-WORK = Workload("r7", "dubai", "bank", frozenset({"ml-engineer"}), frozenset({"fraud"}), "layla", "AE")
+WORK = WorkloadIdentity("r7", "dubai", "bank", frozenset({"ml-engineer"}), frozenset({"fraud"}), "layla", "AE")
 
 
 class Ring:
@@ -99,7 +99,7 @@ def test_a_token_coded_in_another_way_is_refused(bench: Bench) -> None:
         {"roles": "ml-engineer"},
         {"roles": [1]},
         {"projects": None},
-        {"exp": NOW + LONGEST_S + 60},
+        {"exp": NOW + MAX_TOKEN_TTL_S + 60},
     ],
 )
 def test_even_our_own_signature_does_not_excuse_a_wrong_claim(bench: Bench, claims: dict[str, object]) -> None:
@@ -112,7 +112,7 @@ def test_even_our_own_signature_gives_no_governing_role(bench: Bench) -> None:
 
 
 def test_a_token_serves_one_audience(tokens: WorkloadTokens) -> None:
-    token = tokens.issue(Workload("r7", "dubai", "bank", frozenset(), audience="online"), NOW)
+    token = tokens.issue(WorkloadIdentity("r7", "dubai", "bank", frozenset(), audience="online"), NOW)
     assert tokens.verify(token, NOW, "online").run == "r7"
     with pytest.raises(Unauthenticated):
         tokens.verify(token, NOW)
@@ -131,17 +131,17 @@ def test_tokens_of_two_installations_do_not_cross(tokens: WorkloadTokens) -> Non
 
 def test_another_installations_key_id_on_a_strangers_signature_is_refused(ring: Ring, bench: Bench) -> None:
     with pytest.raises(Unauthenticated, match="signature"):
-        bench.judge(bench.by(STRANGER_ED, kid=key_id(ring.key.public_key())))
+        bench.judge(bench.by(STRANGER_ED, kid=compute_key_id(ring.key.public_key())))
 
 
 def test_it_ends(tokens: WorkloadTokens) -> None:
-    token = tokens.issue(WORK, NOW, ttl_s=LONGEST_S)
-    assert tokens.verify(token, NOW + LONGEST_S - 1).run == "r7"
+    token = tokens.issue(WORK, NOW, ttl_s=MAX_TOKEN_TTL_S)
+    assert tokens.verify(token, NOW + MAX_TOKEN_TTL_S - 1).run == "r7"
     with pytest.raises(Unauthenticated, match="expired"):
-        tokens.verify(token, NOW + LONGEST_S)
+        tokens.verify(token, NOW + MAX_TOKEN_TTL_S)
 
 
-@pytest.mark.parametrize("ttl_s", [LONGEST_S + 1, 0, -1, float("nan")])
+@pytest.mark.parametrize("ttl_s", [MAX_TOKEN_TTL_S + 1, 0, -1, float("nan")])
 def test_it_cannot_be_asked_to_live_long(tokens: WorkloadTokens, ttl_s: float) -> None:
     with pytest.raises(Invalid):
         tokens.issue(WORK, NOW, ttl_s=ttl_s)
@@ -150,18 +150,18 @@ def test_it_cannot_be_asked_to_live_long(tokens: WorkloadTokens, ttl_s: float) -
 @pytest.mark.parametrize("role", sorted(set(ROLES) - WORK_ROLES))
 def test_it_cannot_carry_a_role_that_governs(tokens: WorkloadTokens, role: str) -> None:
     with pytest.raises(Invalid, match=role):
-        tokens.issue(Workload("r7", "dubai", "bank", frozenset({role})), NOW)
+        tokens.issue(WorkloadIdentity("r7", "dubai", "bank", frozenset({role})), NOW)
 
 
 @pytest.mark.parametrize("missing", ["run", "zone", "tenant", "audience"])
 def test_it_is_bound_to_all_it_must_be_bound_to(tokens: WorkloadTokens, missing: str) -> None:
     whole = {"run": "r7", "zone": "dubai", "tenant": "bank", "audience": "falaj", missing: ""}
     with pytest.raises(Invalid):
-        tokens.issue(Workload(roles=frozenset(), **whole), NOW)  # type: ignore[arg-type]
+        tokens.issue(WorkloadIdentity(roles=frozenset(), **whole), NOW)  # type: ignore[arg-type]
 
 
 def test_a_runs_tokens_can_be_revoked(tokens: WorkloadTokens, stopped: set[tuple[str, str]]) -> None:
-    mine, other = tokens.issue(WORK, NOW), tokens.issue(Workload("r8", "dubai", "bank", frozenset()), NOW)
+    mine, other = tokens.issue(WORK, NOW), tokens.issue(WorkloadIdentity("r8", "dubai", "bank", frozenset()), NOW)
     stopped.add(("bank", "r7"))
     with pytest.raises(Unauthenticated, match="revoked"):
         tokens.verify(mine, NOW)
@@ -196,7 +196,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 
 
 names = st.frozensets(st.sampled_from(ROLES), max_size=5)
-projects = st.one_of(st.just(ANY), st.frozensets(st.sampled_from(["fraud", "health", "risk"]), max_size=3))
+projects = st.one_of(st.just(ANY_VALUE), st.frozensets(st.sampled_from(["fraud", "health", "risk"]), max_size=3))
 
 
 @given(names, names, projects, projects)
@@ -204,10 +204,10 @@ def test_a_workload_never_has_more_than_its_person(
     mine: frozenset[str], wanted: frozenset[str], my_projects: frozenset[str], its_projects: frozenset[str]
 ) -> None:
     person = Actor("layla", "bank", roles=mine, projects=my_projects)
-    work = delegated(person, Workload("r7", "dubai", "other", wanted, its_projects))
+    work = limit_to_delegator(person, WorkloadIdentity("r7", "dubai", "other", wanted, its_projects))
     assert work.tenant == "bank"
     assert work.behalf == "layla"
     assert work.roles == mine & wanted & WORK_ROLES
     for project in ("fraud", "health", "risk", "new"):
-        both = all(p == ANY or project in p for p in (my_projects, its_projects))
-        assert (work.projects == ANY or project in work.projects) is both
+        both = all(p == ANY_VALUE or project in p for p in (my_projects, its_projects))
+        assert (work.projects == ANY_VALUE or project in work.projects) is both

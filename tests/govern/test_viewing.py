@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 
 from falaj.core.label import Label
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
-from falaj.core.verb import verbs_of
-from falaj.core.withhold import Withheld, withhold_items, withhold_texts, withhold_values
-from falaj.desks import DESKS, desk_class
-from falaj.govern.roles import family_of
-from falaj.govern.viewing import CONTAINERS, STRUCTURAL
+from falaj.core.withholding import AnswerWithheld, withhold_items, withhold_texts, withhold_values
+from falaj.govern.roles import find_family
+from falaj.govern.value_access import CONTAINER_KINDS, STRUCTURAL_ACTIONS
+from falaj.services import SERVICES, load_service_class
 
 VALUES_ALONE = {
     "track.table", "track.history", "track.curves", "track.compare", "track.artifacts",
@@ -40,17 +40,17 @@ def holds_structure(kind: Any) -> bool:
 def test_every_answer_about_work_declares_its_structure_or_is_refused() -> None:
     undeclared = {
         f"{desk}.{verb.name}"
-        for desk, known in DESKS.items()
-        if known.verbs and (family_of(desk) == "work" or desk in ("audit", "store"))
-        for verb in verbs_of(desk_class(desk)).values()
+        for desk, known in SERVICES.items()
+        if known.verbs and (find_family(desk) == "work" or desk in ("audit", "store"))
+        for verb in list_operations(load_service_class(desk)).values()
         if verb.group == "see" and not holds_structure(verb.result)
     }
-    assert undeclared - STRUCTURAL == VALUES_ALONE | UNNAMED
+    assert undeclared - STRUCTURAL_ACTIONS == VALUES_ALONE | UNNAMED
 
 
 def test_structures_name_fields_and_blanks_exist() -> None:
-    for desk, known in DESKS.items():
-        for verb in verbs_of(desk_class(desk)).values() if known.verbs else ():
+    for desk, known in SERVICES.items():
+        for verb in list_operations(load_service_class(desk)).values() if known.verbs else ():
             for cls in classes_in(verb.result, set()):
                 names = {field.name for field in dataclasses.fields(cls)}
                 declared = getattr(cls, "STRUCTURE", ())
@@ -118,7 +118,7 @@ def test_values_are_blanked_and_structure_stays() -> None:
 
 def test_an_answer_without_structure_is_refused() -> None:
     for answer in ("AE07", 784.0, {"iban": "AE07"}, Page((SHOWN,)), ("AE07",)):
-        with pytest.raises(Withheld):
+        with pytest.raises(AnswerWithheld):
             withhold_values(answer, "withheld: x")
     assert withhold_values((NAME, Label(), None), "withheld: x") == (NAME, Label(), None)
 
@@ -145,4 +145,4 @@ def test_a_label_carries_another_in_all_that_protects_values() -> None:
     assert not strict.carries(Label.parse("AE-PDPL,EU-GDPR,open"))
     assert not strict.carries(Label.parse("AE-PDPL,sensitive,purpose=risk"))
     assert not Label.parse("AE-PDPL,sensitive").carries(strict)
-    assert {"experiment"} == CONTAINERS
+    assert {"experiment"} == CONTAINER_KINDS

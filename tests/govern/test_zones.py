@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from falaj.core.context import HOUSE, Context
+from falaj.core.context import SYSTEM_TENANT, CallContext
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
 from falaj.core.settings import Settings
-from falaj.core.verb import verbs_of
-from falaj.govern.approvals import Approvals
-from falaj.govern.grants import digest
-from falaj.govern.manifest import first_zone
-from falaj.govern.records import Grant, GrantState, Move, Zone
-from falaj.govern.view import FRESH_S, PlaceView
-from falaj.govern.zones import Zones
+from falaj.govern.approvals import ApprovalService
+from falaj.govern.grants import digest_grant
+from falaj.govern.records import DataMovement, GrantState, LegalZone, TransferGrant
+from falaj.govern.residency_cache import SNAPSHOT_MAX_AGE_S, ResidencyCache
+from falaj.govern.zone_manifest import create_first_zone
+from falaj.govern.zones import ZoneService
 from falaj.store.codec import from_json, to_json, to_plain
 from falaj.store.ledger import Ledger
 from tests.govern.places import DAY, DOCUMENT, NOW, REGIMES, Town, keep_document, label, town
@@ -64,19 +64,19 @@ GRANTED = (True, ("granted:AE-PDPL",))
 
 
 def test_the_first_zone_is_cleared_for_all_that_can_be_at_home_there() -> None:
-    zone = first_zone(Settings(), REGIMES)
+    zone = create_first_zone(Settings(), REGIMES)
     assert (zone.id, zone.jurisdiction, zone.max_class) == ("home", "AE", 3)
     assert zone.regimes == ("AE-ADGM", "AE-CBUAE", "AE-DIFC", "AE-HEALTH", "AE-PDPL", "NONE")
-    assert first_zone(Settings(jurisdiction="DE"), REGIMES).regimes == ("EU-GDPR", "NONE")
-    assert first_zone(Settings(), None).regimes == zone.regimes
+    assert create_first_zone(Settings(jurisdiction="DE"), REGIMES).regimes == ("EU-GDPR", "NONE")
+    assert create_first_zone(Settings(), None).regimes == zone.regimes
     with pytest.raises(Invalid):
-        first_zone(Settings(jurisdiction="Mars"), REGIMES)
+        create_first_zone(Settings(jurisdiction="Mars"), REGIMES)
 
 
 def test_the_first_zone_is_made_once(here: Town) -> None:
-    here.zones.ensure(here.house, replace(first_zone(Settings(), REGIMES), max_class=0))
+    here.zones.ensure(here.house, replace(create_first_zone(Settings(), REGIMES), max_class=0))
     assert here.zones.show(here.house, "home").max_class == 3
-    assert here.events(HOUSE).count("zones.add") == 2
+    assert here.events(SYSTEM_TENANT).count("zones.add") == 2
 
 
 def test_a_zone_is_declared_changed_shown_and_retired(here: Town) -> None:
@@ -98,7 +98,7 @@ def test_a_zone_is_declared_changed_shown_and_retired(here: Town) -> None:
     assert [z.id for z in here.zones.list(here.house)] == ["eu-north", "eu-west", "home"]
     assert here.zones.retire(here.house, "eu-north").active is False
     assert not here.zones.view("bank", NOW).zones["eu-north"].active
-    assert here.events(HOUSE) == ["zones.add", "zones.add", "zones.add", "zones.change", "zones.retire"]
+    assert here.events(SYSTEM_TENANT) == ["zones.add", "zones.add", "zones.add", "zones.change", "zones.retire"]
 
 
 def test_zones_belong_to_the_house(here: Town) -> None:
@@ -241,12 +241,12 @@ def test_a_grant_that_is_changed_after_approval_is_void(here: Town) -> None:
     changes |= {"documents": {"contract": "x"}, "dst": "home"}
     for name, value in changes.items():
         wider = replace(state.grant, **{name: value})
-        assert digest(wider) != state.digest
+        assert digest_grant(wider) != state.digest
         with here.ledger.write(here.who("mallory")) as tx:
             rev = tx.need(ref).rev
             tx.put(ref, to_plain(wider), rev=rev)
             tx.emit("tamper", ref.at(f"r{rev + 1}"))
-        here.zones._places.forget()
+        here.zones.residency_cache.forget()
         assert here.zones.view("bank", NOW).grants == ()
 
 
@@ -254,7 +254,7 @@ def test_a_grant_of_another_tenant_is_not_ours(here: Town) -> None:
     state = propose(here)
     approve(here, state)
     assert here.zones.view("rival", NOW).grants == ()
-    move = Move("copy", label("AE-PDPL"), str(THING), "rival", "home", "eu-west", "fraud")
+    move = DataMovement("copy", label("AE-PDPL"), str(THING), "rival", "home", "eu-west", "fraud")
     assert not here.zones.verdict(move, NOW).allowed
     assert here.zones.verdict(replace(move, tenant="bank"), NOW).allowed
     assert here.zones.grants(here.who("spy", "rival")) == ()
@@ -321,17 +321,17 @@ def test_another_replica_sees_a_revocation_within_a_second(here: Town) -> None:
     state = propose(here)
     approve(here, state)
     ticks = [0.0]
-    replica = PlaceView(here.ledger, REGIMES, clock=lambda: ticks[0])
+    replica = ResidencyCache(here.ledger, REGIMES, clock=lambda: ticks[0])
     assert [g.id for g in replica.of("bank", NOW).grants] == [state.grant.id]
     here.zones.revoke(here.who("dana", "bank", "dpo"), Ref("grant", "zones", state.grant.id), "over")
-    ticks[0] = FRESH_S
+    ticks[0] = SNAPSHOT_MAX_AGE_S
     assert replica.of("bank", NOW).grants == ()
-    assert FRESH_S < 1
+    assert SNAPSHOT_MAX_AGE_S < 1
 
 
 def test_the_view_is_kept_between_changes(here: Town) -> None:
     ticks = [0.0]
-    kept = PlaceView(here.ledger, REGIMES, clock=lambda: ticks[0])
+    kept = ResidencyCache(here.ledger, REGIMES, clock=lambda: ticks[0])
     first = kept.of("bank", NOW)
     assert kept.of("bank", NOW) is first
     kept.forget()
@@ -341,21 +341,21 @@ def test_the_view_is_kept_between_changes(here: Town) -> None:
 def test_the_view_is_read_again_beside_those_who_ask(here: Town) -> None:
     ticks, asked = [0.0], list[Callable[[], None]]()
     here.ledger.beside = asked.append
-    kept = PlaceView(here.ledger, REGIMES, clock=lambda: ticks[0])
+    kept = ResidencyCache(here.ledger, REGIMES, clock=lambda: ticks[0])
     first = kept.of("bank", NOW)
-    ticks[0] = 0.8 * FRESH_S
+    ticks[0] = 0.8 * SNAPSHOT_MAX_AGE_S
     assert kept.of("bank", NOW) is kept.of("bank", NOW) is first
     (again,) = asked
     again()
     second = kept.of("bank", NOW)
     assert second is not first
-    ticks[0] = 1.2 * FRESH_S
+    ticks[0] = 1.2 * SNAPSHOT_MAX_AGE_S
     assert kept.of("bank", NOW) is second
 
 
 def test_a_clock_that_goes_back_is_not_trusted(here: Town) -> None:
     ticks = [100.0]
-    kept = PlaceView(here.ledger, REGIMES, clock=lambda: ticks[0])
+    kept = ResidencyCache(here.ledger, REGIMES, clock=lambda: ticks[0])
     first = kept.of("bank", NOW)
     ticks[0] = 0.0
     assert kept.of("bank", NOW) is not first
@@ -364,7 +364,7 @@ def test_a_clock_that_goes_back_is_not_trusted(here: Town) -> None:
 def test_what_is_not_yet_durable_is_seen_by_nobody_else(here: Town) -> None:
     with pytest.raises(ZeroDivisionError), here.ledger.write(here.house):  # noqa: PT012
         here.zones.add(here.house, "ghost", "AE-DU", "AE")
-        here.zones._places.forget()
+        here.zones.residency_cache.forget()
         assert "ghost" in here.zones.view("bank", NOW).zones
         raise ZeroDivisionError
     assert "ghost" not in here.zones.view("bank", NOW).zones
@@ -372,7 +372,7 @@ def test_what_is_not_yet_durable_is_seen_by_nobody_else(here: Town) -> None:
 
 def test_a_store_that_does_not_answer_is_no_yes(here: Town) -> None:
     here.ledger.close()
-    here.zones._places.forget()
+    here.zones.residency_cache.forget()
     with pytest.raises(Exception, match="closed"):
         here.zones.view("bank", NOW)
 
@@ -384,7 +384,7 @@ def test_a_view_needs_a_time(here: Town) -> None:
 
 
 def test_desks_share_approvals_or_make_their_own(here: Town) -> None:
-    alone = Zones(here.ledger, REGIMES)
+    alone = ZoneService(here.ledger, REGIMES)
     assert alone.view("bank", NOW).zones.keys() == {"home", "eu-west"}
 
 
@@ -401,18 +401,18 @@ def test_what_the_desk_gives_survives_the_wire(here: Town) -> None:
         "regimes": here.zones.regimes(amal),
         "check": here.zones.check(amal, THING, "eu-west"),
     }
-    verbs = verbs_of(Zones)
+    verbs = list_operations(ZoneService)
     for name, value in results.items():
         assert from_json(verbs[name].result, to_json(value)) == value
     approval = here.approvals.show(amal, state.approval)
-    assert from_json(verbs_of(Approvals)["show"].result, to_json(approval)) == approval
+    assert from_json(list_operations(ApprovalService)["show"].result, to_json(approval)) == approval
 
 
-@pytest.mark.parametrize("desk", [Zones, Approvals])
-def test_every_verb_teaches_by_an_example(desk: type) -> None:
-    for verb in verbs_of(desk).values():
+@pytest.mark.parametrize(("name", "desk"), [("zones", ZoneService), ("approvals", ApprovalService)])
+def test_every_verb_teaches_by_an_example(name: str, desk: type) -> None:
+    for verb in list_operations(desk).values():
         assert "Example:" in verb.doc, verb.name
-        assert f"falaj {desk.__name__.lower()} {verb.name.replace('_', '-')}" in verb.doc
+        assert f"falaj {name} {verb.name.replace('_', '-')}" in verb.doc
         assert all(param.help for param in verb.params), verb.name
         assert len(verb.params) <= 7
 
@@ -420,9 +420,9 @@ def test_every_verb_teaches_by_an_example(desk: type) -> None:
 def test_types_for_the_guard(here: Town) -> None:
     places = here.zones.view("bank", NOW)
     zones, regimes, grants = places
-    assert isinstance(zones["home"], Zone)
+    assert isinstance(zones["home"], LegalZone)
     assert regimes["GDPR"].id == "EU-GDPR"
     assert grants == ()
     assert isinstance(here.ledger, Ledger)
-    assert isinstance(here.house, Context)
-    assert isinstance(propose(here).grant, Grant)
+    assert isinstance(here.house, CallContext)
+    assert isinstance(propose(here).grant, TransferGrant)

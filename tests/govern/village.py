@@ -6,24 +6,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from falaj.backends.local import LocalIdentity
-from falaj.core.context import HOUSE, Actor, Context
+from falaj.backends.local_identity import LocalIdentityProvider
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
 from falaj.core.errors import Unauthenticated
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
-from falaj.core.verb import verbs_of
-from falaj.govern.accounts import Accounts
-from falaj.govern.approvals import Approvals
-from falaj.govern.people import GUEST, People
-from falaj.govern.people_records import Enrolment, Issued, Trust
-from falaj.govern.policy import Authorizer
-from falaj.govern.policy_desk import Policy
-from falaj.govern.tokens import WorkloadTokens
+from falaj.govern.accounts import AccountDirectory
+from falaj.govern.approvals import ApprovalService
+from falaj.govern.authorizer import Authorizer
+from falaj.govern.people import GUEST_ACTOR, PeopleService
+from falaj.govern.people_records import EnrolmentTicket, IssuedToken, TrustRule
+from falaj.govern.policy_service import PolicyService
+from falaj.govern.workload_tokens import WorkloadTokens
 from tests.govern.keyhouse import House
 
 ACTIONS = {
     f"{desk}.{name}": verb.group
-    for desk, room in {"people": People, "policy": Policy}.items()
-    for name, verb in verbs_of(room).items()
+    for desk, room in {"people": PeopleService, "policy": PolicyService}.items()
+    for name, verb in list_operations(room).items()
 } | {"store.get": "read", "store.list": "see"}
 
 
@@ -32,27 +32,27 @@ class Village:
 
     def __init__(self, home: Path, issuers: Mapping[str, Any] | None = None) -> None:
         self.house = House(home)
-        self.accounts = Accounts(self.house.ledger, "uae")
+        self.accounts = AccountDirectory(self.house.ledger, "uae")
         self.tokens = WorkloadTokens(
-            self.house.ring, self.accounts.stopped, partial(self.accounts.refresh, reread=True)
+            self.house.ring, self.accounts.stopped, partial(self.accounts.refresh, uncached=True)
         )
-        self.approvals = Approvals(self.house.ledger, self.accounts.person_of)
+        self.approvals = ApprovalService(self.house.ledger, self.accounts.person_of)
         issuer = (issuers or {}).__getitem__
-        self.people = People(self.house.ledger, self.accounts, self.tokens, issuer, self.approvals)
+        self.people = PeopleService(self.house.ledger, self.accounts, self.tokens, issuer, self.approvals)
         self.authorizer = Authorizer(ACTIONS)
-        self.policy = Policy(self.house.ledger, self.authorizer, "uae", self.accounts.standing)
-        self.identity = LocalIdentity("local:", {"find": self.accounts.lookup})
-        self.policy.keep(self.ctx(Actor("house", HOUSE)))
+        self.policy = PolicyService(self.house.ledger, self.authorizer, "uae", self.accounts.standing)
+        self.identity = LocalIdentityProvider("local:", {"find": self.accounts.lookup})
+        self.policy.keep(self.ctx(Actor("house", SYSTEM_TENANT)))
 
-    def ctx(self, actor: Actor) -> Context:
+    def ctx(self, actor: Actor) -> CallContext:
         return replace(self.house.ctx(actor.tenant), actor=actor)
 
-    def who(self, issued: Issued) -> Actor:
+    def who(self, issued: IssuedToken) -> Actor:
         actor = self.identity.whois(issued.token, self.house.now())
         assert actor is not None
         return actor
 
-    def refused(self, issued: Issued) -> bool:
+    def refused(self, issued: IssuedToken) -> bool:
         try:
             self.who(issued)
         except Unauthenticated:
@@ -62,30 +62,30 @@ class Village:
     def verbs(self, tenant: str) -> list[str]:
         return [fact.event.verb for fact in self.house.ledger.tail(tenant=tenant) if fact.event.verb.startswith("p")]
 
-    def open_bank(self) -> Context:
+    def open_bank(self) -> CallContext:
         """A tenant with its administrator, whose context this gives."""
-        root = self.ctx(Actor("root", HOUSE, roles=frozenset({"tenant-admin"})))
+        root = self.ctx(Actor("root", SYSTEM_TENANT, roles=frozenset({"tenant-admin"})))
         return self.ctx(self.who(self.redeem(self.people.add_tenant(root, "bank", "fatima", "First Bank"))))
 
-    def redeem(self, enrolment: Enrolment) -> Issued:
+    def redeem(self, enrolment: EnrolmentTicket) -> IssuedToken:
         """What the person does who was given the code."""
-        return self.people.enroll(self.ctx(GUEST), enrolment.code)
+        return self.people.enroll(self.ctx(GUEST_ACTOR), enrolment.code)
 
-    def trust(self, ctx: Context, name: str, rule: Trust) -> Trust:
+    def trust(self, ctx: CallContext, name: str, rule: TrustRule) -> TrustRule:
         """Trust a build system: the caller asks, somebody of the identity provider approves, the caller repeats it."""
         waiting = self.people.trust(ctx, name, rule)
         assert waiting.state == "waiting"
         self.give_as_provider_person(ctx, Ref.parse(waiting.approval))
         return self.people.trust(ctx, name, rule)
 
-    def enroll(self, ctx: Context, name: str, roles: tuple[str, ...], **details: Any) -> Issued:
+    def enroll(self, ctx: CallContext, name: str, roles: tuple[str, ...], **details: Any) -> IssuedToken:
         """Add a person, who redeems the code."""
         issued = self.redeem(self.people.add(ctx, name, roles, **details))
         if issued.confirmation:
             self.give_as_provider_person(ctx, Ref.parse(issued.confirmation))
         return issued
 
-    def give_as_provider_person(self, ctx: Context, approval: Ref) -> None:
+    def give_as_provider_person(self, ctx: CallContext, approval: Ref) -> None:
         """An approver of the tenant whom the identity provider vouches for approves."""
         approver = Actor("oidc.badr", ctx.tenant, roles=frozenset({"approver"}), subject="https://login#badr")
         self.approvals.give(self.ctx(approver), approval)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from falaj.infer.grpc_door import Grpc
-from falaj.infer.keys import Keys
-from falaj.oip.grpcio_door import serve_grpcio
-from falaj.oip.h2 import serve_h2
+from falaj.infer.grpc_handler import GrpcInferHandler
+from falaj.infer.token_keys import TokenKeys
+from falaj.oip.grpcio_server import serve_grpcio
+from falaj.oip.http2_server import serve_http2
 from tests.infer.stand_in import TOKEN, Served, served
 
 KINDS = ("own", "grpcio")
@@ -30,8 +30,8 @@ class Both(NamedTuple):
 @contextlib.contextmanager
 def both(folder: Path, **options: Any) -> Iterator[Both]:
     with served(folder, **options) as here:
-        door = Grpc(here.engine, Keys([hashlib.sha256(TOKEN.encode()).hexdigest()]), version="0")
-        servers = [here.wait(serve(door, "127.0.0.1", 0)) for serve in (serve_h2, serve_grpcio)]
+        door = GrpcInferHandler(here.engine, TokenKeys([hashlib.sha256(TOKEN.encode()).hexdigest()]), version="0")
+        servers = [here.wait(serve(door, "127.0.0.1", 0)) for serve in (serve_http2, serve_grpcio)]
         try:
             yield Both(here, *(f"127.0.0.1:{one.address[1]}" for one in servers))
         finally:

@@ -9,10 +9,10 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from falaj.core.errors import FalajError, UserCodeFailed
-from falaj.core.sheet import Sheet, TensorSpec
-from falaj.infer.engine import Engine
-from falaj.infer.records import Arrays, Config, ModelConfig
-from falaj.oip.tensors import Answer, Ask, Given
+from falaj.core.model_manifest import ModelManifest, TensorSpec
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.records import Arrays, ModelConfig, ServerConfig
+from falaj.oip.tensors import InferenceRequest, InferenceResponse, InputTensor
 
 P = ParamSpec("P")
 POISON = -12345.0
@@ -63,20 +63,20 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return run
 
 
-def ask_of(x: Any, *, model: str = "m", version: str = "", **fields: Any) -> Ask:
+def ask_of(x: Any, *, model: str = "m", version: str = "", **fields: Any) -> InferenceRequest:
     """A request of one input `x`."""
     x = np.asarray(x, np.float32)
-    ask = Ask(model, version, [Given("x", "FP32", x.shape, x.tobytes())])
+    ask = InferenceRequest(model, version, [InputTensor("x", "FP32", x.shape, x.tobytes())])
     for name, value in fields.items():
         setattr(ask, name, value)
     return ask
 
 
-async def asked(engine: Engine, ask: Ask) -> Answer:
+async def asked(engine: InferenceEngine, ask: InferenceRequest) -> InferenceResponse:
     """The answer; raises what went wrong."""
-    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
 
-    def done(got: Answer | FalajError) -> None:
+    def done(got: InferenceResponse | FalajError) -> None:
         if isinstance(got, FalajError):
             future.set_exception(got)
         else:
@@ -94,12 +94,12 @@ async def until(true: Callable[[], Any], within_s: float = 20.0) -> None:
         await asyncio.sleep(0.002)
 
 
-async def engine_of(runtimes: "Mapping[str, Doubler] | Doubler", **options: Any) -> Engine:
+async def engine_of(runtimes: "Mapping[str, Doubler] | Doubler", **options: Any) -> InferenceEngine:
     """An engine with these runtimes, by version; of model `m`."""
     by = runtimes if isinstance(runtimes, Mapping) else {"1": runtimes}
-    sheet: Sheet = options.pop("sheet", Sheet())
-    config: Config = options.pop("config", Config())
-    engine = Engine(config, lambda model: by[model.version])
+    sheet: ModelManifest = options.pop("sheet", ModelManifest())
+    config: ServerConfig = options.pop("config", ServerConfig())
+    engine = InferenceEngine(config, lambda model: by[model.version])
     for version in by:
         await engine.placed(ModelConfig("m", version, "", sheet=sheet, **options))
     return engine

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from falaj.infer.engine import Engine
-from falaj.infer.keys import Keys
-from falaj.infer.records import Config, Load, ModelConfig
-from falaj.infer.rest_door import Rest
-from falaj.oip.http1 import serve_http
-from falaj.oip.requests import Limits
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.records import LoadRuntime, ModelConfig, ServerConfig
+from falaj.infer.rest_handler import RestInferHandler
+from falaj.infer.token_keys import TokenKeys
+from falaj.oip.http1_parser import Http1Limits
+from falaj.oip.http1_server import serve_http
 from tests.infer import models
 from tests.oip.serving import Running, looping
 
@@ -23,7 +23,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 class Served(Running):
     """What runs, and its engine."""
 
-    engine: Engine
+    engine: InferenceEngine
 
     @property
     def url(self) -> str:
@@ -35,8 +35,8 @@ def served(
     folder: Path,
     *,
     open_to_all: bool = False,
-    load: Load | None = None,
-    limits: Limits | None = None,
+    load: LoadRuntime | None = None,
+    limits: Http1Limits | None = None,
     options: Mapping[str, Any] | None = None,
     datatypes: Sequence[str] = models.ECHOED,
 ) -> Iterator[Served]:
@@ -52,14 +52,14 @@ def served(
         models.mlp(folder / "repository" / "spare" / "1")
     else:
         configs = [ModelConfig("made", "1", str(folder), **(options or {}))]
-    config = Config(models=tuple(configs), repository=str(folder / "repository"))
+    config = ServerConfig(models=tuple(configs), repository=str(folder / "repository"))
 
     async def begin() -> Served:
-        engine = Engine(config, load)
+        engine = InferenceEngine(config, load)
         for one in configs:
             await engine.placed(one)
-        keys = Keys([hashlib.sha256(TOKEN.encode()).hexdigest()], open_to_all=open_to_all)
-        server = await serve_http(Rest(engine, keys, version="0"), "127.0.0.1", 0, limits=limits)
+        keys = TokenKeys([hashlib.sha256(TOKEN.encode()).hexdigest()], open_to_all=open_to_all)
+        server = await serve_http(RestInferHandler(engine, keys, version="0"), "127.0.0.1", 0, limits=limits)
         here = Served(loop, server)
         here.engine = engine
         return here

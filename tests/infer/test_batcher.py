@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
-from falaj.core.sheet import Sheet
-from falaj.infer.engine import Engine
-from falaj.infer.queue import Busy, Late
-from falaj.oip.tensors import Answer
+from falaj.core.model_manifest import ModelManifest
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.request_queue import DeadlinePassed, QueueFull
+from falaj.oip.tensors import InferenceResponse
 from tests.infer.running import POISON, Doubler, ask_of, asked, engine_of, on_loop, rows, until
 
 REGIMES = pytest.mark.parametrize("isolated", [False, True], ids=["inline", "thread"])
@@ -41,7 +41,7 @@ def test_every_answer_is_its_own(isolated: bool, requests: list[dict[str, Any]])
 
 async def _own(isolated: bool, requests: list[dict[str, Any]]) -> None:
     engine = await engine_of(Doubler(isolated=isolated), queue=1000)
-    got: dict[int, list[Answer | FalajError]] = {index: [] for index in range(len(requests))}
+    got: dict[int, list[InferenceResponse | FalajError]] = {index: [] for index in range(len(requests))}
     given_x, left = {}, set()
     for index, one in enumerate(requests):
         x = np.arange(one["rows"] * one["width"], dtype=np.float32).reshape(one["rows"], -1) + 1000 * index
@@ -67,13 +67,13 @@ async def _own(isolated: bool, requests: list[dict[str, Any]]) -> None:
     await engine.close()
 
 
-def _check(one: dict[str, Any], x: Any, id_: str, got: Answer | FalajError) -> None:
+def _check(one: dict[str, Any], x: Any, id_: str, got: InferenceResponse | FalajError) -> None:
     if one["deadline"] == "past":
-        assert isinstance(got, Late)
+        assert isinstance(got, DeadlinePassed)
     elif one["poison"]:
         assert isinstance(got, UserCodeFailed)
     else:
-        assert isinstance(got, Answer)
+        assert isinstance(got, InferenceResponse)
         assert got.id == id_
         assert got.outputs[0].shape == x.shape
         np.testing.assert_array_equal(got.outputs[0].data, 2 * x + 1)
@@ -91,12 +91,12 @@ async def test_a_full_line_says_so_at_once_and_when_to_come_again() -> None:
     for value in range(5):
         engine.submit(ask_of(rows([value])), got.append)
     (refused,) = got
-    assert isinstance(refused, Busy)
+    assert isinstance(refused, QueueFull)
     assert refused.status == 429
     assert refused.retry_after_s > 0
     runtime.gate.set()
     await until(lambda: len(got) == 6)
-    assert sum(isinstance(one, Answer) for one in got) == 5
+    assert sum(isinstance(one, InferenceResponse) for one in got) == 5
     await engine.close()
 
 
@@ -108,8 +108,8 @@ async def test_what_waits_is_run_together_in_order_of_priority() -> None:
     runtime.entered.clear()
     order: list[float] = []
 
-    def note(got: Answer | FalajError) -> None:
-        assert isinstance(got, Answer)
+    def note(got: InferenceResponse | FalajError) -> None:
+        assert isinstance(got, InferenceResponse)
         order.append((float(got.outputs[0].data[0, 0]) - 1) / 2)
 
     engine.submit(ask_of(rows([0])), note)
@@ -136,7 +136,7 @@ async def test_a_deadline_that_passes_in_line_is_told_then_and_not_later() -> No
     await until(runtime.entered.is_set)
     engine.submit(ask_of(rows([2]), deadline=time.monotonic() + 0.02), got.append)
     await until(lambda: got)
-    assert isinstance(got[0], Late)
+    assert isinstance(got[0], DeadlinePassed)
     assert got[0].status == 504
     assert runtime.ran[-1:] != [1] or not runtime.gate.is_set()
     runtime.gate.set()
@@ -146,7 +146,7 @@ async def test_a_deadline_that_passes_in_line_is_told_then_and_not_later() -> No
 @on_loop
 async def test_a_delay_that_somebody_wants_gathers_a_batch() -> None:
     runtime = Doubler()
-    engine = await engine_of(runtime, delay_ms=20.0, sheet=Sheet(most_rows=64))
+    engine = await engine_of(runtime, delay_ms=20.0, sheet=ModelManifest(most_rows=64))
     del runtime.ran[:]
     got: list[Any] = []
     for value in range(3):
@@ -236,7 +236,7 @@ async def test_what_other_processes_take_moves_no_model_to_a_thread_but_its_own_
         times += 1
         return times * 1e-6, times if sleeps else 0
 
-    monkeypatch.setattr("falaj.infer.batcher._used", used)
+    monkeypatch.setattr("falaj.infer.batcher._read_thread_usage", used)
     runtime.seconds = 0.002
     for _ in range(100):
         await asked(engine, ask_of(rows([1])))
@@ -244,7 +244,7 @@ async def test_what_other_processes_take_moves_no_model_to_a_thread_but_its_own_
     await engine.close()
 
 
-async def _until_inline(engine: Engine) -> None:
+async def _until_inline(engine: InferenceEngine) -> None:
     """Small requests until they run on the loop's thread; a busy machine may look slow at first."""
     for _ in range(20_000):
         if _batcher(engine).inline:
@@ -253,15 +253,15 @@ async def _until_inline(engine: Engine) -> None:
     raise AssertionError("runs stay in the thread")
 
 
-def _batcher(engine: Engine) -> Any:
-    (entry,) = engine._models.entries()
+def _batcher(engine: InferenceEngine) -> Any:
+    (entry,) = engine._model_table.entries()
     assert entry.session is not None
     return entry.session.batcher
 
 
 @on_loop
 async def test_bad_requests_are_refused_with_reasons() -> None:
-    engine = await engine_of(Doubler(), sheet=Sheet(most_rows=4))
+    engine = await engine_of(Doubler(), sheet=ModelManifest(most_rows=4))
     for ask, said in (
         (ask_of(1.0), "no dimensions"),
         (ask_of(rows([])), "0 rows"),
@@ -346,7 +346,7 @@ async def test_a_huge_request_does_not_run_on_the_loops_thread() -> None:
 @on_loop
 async def test_a_device_has_two_batches_in_flight_when_the_second_is_worth_it() -> None:
     runtime = Doubler()
-    engine = await engine_of(runtime, device="cuda:0", sheet=Sheet(most_rows=8))
+    engine = await engine_of(runtime, device="cuda:0", sheet=ModelManifest(most_rows=8))
     runtime.gate.clear()
     runtime.entered.clear()
     got: list[Any] = []
@@ -364,7 +364,7 @@ async def test_a_device_has_two_batches_in_flight_when_the_second_is_worth_it() 
     assert batcher.waiting == 1  # two are in flight
     runtime.gate.set()
     await until(lambda: len(got) == 7)
-    assert all(isinstance(one, Answer) for one in got)
+    assert all(isinstance(one, InferenceResponse) for one in got)
     assert sorted(runtime.ran[-3:]) == [5, 6, 8]
     await engine.close()
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import FalajError
-from falaj.infer.engine import Engine
-from falaj.infer.records import Config, ModelConfig
-from falaj.oip.tensors import Answer
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.records import ModelConfig, ServerConfig
+from falaj.oip.tensors import InferenceResponse
 from tests.infer.running import POISON, Doubler, ask_of, on_loop, until
 
 
@@ -33,7 +33,7 @@ class Uneven(Doubler):
 class Churn:
     """Asks, leaves, and counts what comes back."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
+    def __init__(self, engine: InferenceEngine, seed: int) -> None:
         self.engine, self.chance = engine, random.Random(seed)
         self.open: set[int] = set()
         self.counts: dict[str, int] = {}
@@ -56,16 +56,16 @@ class Churn:
         cancel()
         self.open.discard(number)
 
-    def _take(self, number: int, x: Any, got: Answer | FalajError) -> None:
+    def _take(self, number: int, x: Any, got: InferenceResponse | FalajError) -> None:
         if number not in self.open:
             self.wrong.append((number, "twice"))
         self.open.discard(number)
         kind = type(got).__name__
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        if isinstance(got, Answer):
+        if isinstance(got, InferenceResponse):
             right = got.id == str(number) and np.array_equal(got.outputs[0].data, 2 * x + 1)
         else:
-            right = kind in ("Late", "Busy") or (kind == "UserCodeFailed" and x[0, 0] == POISON)
+            right = kind in ("DeadlinePassed", "QueueFull") or (kind == "UserCodeFailed" and x[0, 0] == POISON)
         if not right:
             self.wrong.append((number, got))
 
@@ -81,7 +81,7 @@ async def test_nothing_is_lost_answered_twice_or_left_behind(seconds: float, tmp
         made.append(Uneven(isolated=len(made) % 5 < 2))
         return made[-1]
 
-    engine = Engine(Config(memory_bytes=2500), load)
+    engine = InferenceEngine(ServerConfig(memory_bytes=2500), load)
     configs = [ModelConfig(name, "1", str(tmp_path), queue=200) for name in "abc"]
     for config in configs:
         await engine.placed(config)
@@ -98,7 +98,7 @@ async def test_nothing_is_lost_answered_twice_or_left_behind(seconds: float, tmp
     await swapping
     await until(lambda: not churn.open and not engine.busy)
     assert churn.wrong == []
-    assert churn.counts["Answer"] > 100
+    assert churn.counts["InferenceResponse"] > 100
     await until(lambda: sum(not one.closed for one in made) <= 2)
     assert len(made) > 10
     await engine.close()

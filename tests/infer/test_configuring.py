@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.core.sheet import Sheet
-from falaj.infer.configuring import of_attempt, read_config
-from falaj.infer.records import Config, Features, Journal, ModelConfig
+from falaj.core.model_manifest import ModelManifest
+from falaj.infer.records import FeatureConfig, ModelConfig, RequestLogConfig, ServerConfig
+from falaj.infer.server_config import config_from_attempt, parse_config
 
 WHOLE = {
     "models": [
@@ -27,11 +27,11 @@ WHOLE = {
 
 
 def test_a_whole_config() -> None:
-    features = Features("lmdb:///x", {"a": 1})
+    features = FeatureConfig("lmdb:///x", {"a": 1})
     files = {"model.onnx": "ab"}
-    model = ModelConfig("m", "1", "/models/m", files=files, sheet=Sheet("onnx"), features=features, delay_ms=1)
-    assert read_config(json.dumps(WHOLE)) == Config(
-        models=(model,), http="127.0.0.1:0", keys=("ab",), journal=Journal("/logs", 0.5)
+    model = ModelConfig("m", "1", "/models/m", files=files, sheet=ModelManifest("onnx"), features=features, delay_ms=1)
+    assert parse_config(json.dumps(WHOLE)) == ServerConfig(
+        models=(model,), http="127.0.0.1:0", keys=("ab",), journal=RequestLogConfig("/logs", 0.5)
     )
 
 
@@ -56,11 +56,11 @@ def test_a_whole_config() -> None:
 )
 def test_what_is_not_known_is_refused(config: str) -> None:
     with pytest.raises(Invalid):
-        read_config(config)
+        parse_config(config)
 
 
 def test_a_replica_finds_its_folders_and_key_in_its_environment() -> None:
-    config = of_attempt(
+    config = config_from_attempt(
         {
             "FALAJ_PARAM_SERVE": '{"models": [{"name": "fraud.score", "version": "3"}], "hop": "127.0.0.1:0"}',
             "FALAJ_INPUT_MODEL": "/in/model",

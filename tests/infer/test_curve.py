@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.infer.curve import SURE, Curve
+from falaj.infer.cost_curve import MIN_RUNS, CostCurve
 
 
-def _measured(cost: "list[float]", most: int = 0) -> Curve:
-    curve = Curve(most)
+def _measured(cost: "list[float]", most: int = 0) -> CostCurve:
+    curve = CostCurve(most)
     for index, one in enumerate(cost):
-        curve.note(1 << index, 4, one * (1 << index), SURE)
+        curve.note(1 << index, 4, one * (1 << index), MIN_RUNS)
     curve.decide()
     return curve
 
@@ -23,7 +23,7 @@ def test_a_tiny_model_is_run_in_large_batches_and_a_cnn_one_by_one() -> None:
 def test_what_nobody_has_seen_yet_is_tried() -> None:
     curve = _measured([1.0])
     for _ in range(12):
-        curve.note(curve.cap, 4, 1e-6, SURE)  # a run of any size takes as long
+        curve.note(curve.cap, 4, 1e-6, MIN_RUNS)  # a run of any size takes as long
         curve.decide()
     assert curve.cap == curve.most
     assert _measured([1.0, 0.5, 0.3], most=4).cap == 4
@@ -52,10 +52,10 @@ def test_never_beyond_what_the_model_allows(cost: list[float], most: int) -> Non
 def test_a_size_on_trial_is_left_as_soon_as_it_is_known_to_be_worse() -> None:
     curve = _measured([1.0, 0.9, 0.8, 0.75])
     assert curve.cap == 16  # nobody has seen it yet
-    for _ in range(SURE):
+    for _ in range(MIN_RUNS):
         curve.note(16, 4, 0.8 * 16)
     assert curve.cap == 32  # two that are no better end the search
-    for _ in range(SURE):
+    for _ in range(MIN_RUNS):
         curve.note(32, 4, 0.8 * 32)
     assert curve.cap == 8
 

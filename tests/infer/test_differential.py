@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.oip.rest import HEADER, decode
-from falaj.oip.tensors import NUMPY
+from falaj.oip.rest_codec import JSON_LENGTH_HEADER, decode_request
+from falaj.oip.tensors import NUMPY_TYPES
 from tests.infer.stand_in import served
 from tests.servers.process import Missing
 from tests.servers.triton import TritonServer
 
 pytestmark = pytest.mark.slow
-LENGTH = HEADER.decode()
+LENGTH = JSON_LENGTH_HEADER.decode()
 
 
 class Pair(NamedTuple):
@@ -56,12 +56,12 @@ class Told(NamedTuple):
             body = gzip.decompress(body) if packed == "gzip" else zlib.decompress(body)
         length = int(self.headers.get(LENGTH, len(body)))
         head = body[:length].replace(b'"outputs"', b'"inputs"')
-        found, _ = decode(head + body[length:], len(head) if LENGTH in self.headers else -1, "", "")
+        found, _ = decode_request(head + body[length:], len(head) if LENGTH in self.headers else -1, "", "")
         return {one.name: (one.datatype, one.shape, plain(one)) for one in found.inputs}
 
 
 def plain(one: Any) -> Any:
-    return one.data if one.datatype == "BYTES" else np.frombuffer(one.data, NUMPY[one.datatype]).tolist()
+    return one.data if one.datatype == "BYTES" else np.frombuffer(one.data, NUMPY_TYPES[one.datatype]).tolist()
 
 
 def tell(port: int, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Told:
@@ -227,7 +227,7 @@ def test_any_tensors_come_back_alike(pair: Pair, data: st.DataObject) -> None:
         flat = data.draw(st.lists(values, min_size=rows * wide, max_size=rows * wide))
         spec: dict[str, Any] = {"name": f"in_{datatype.lower()}", "datatype": datatype, "shape": [rows, wide]}
         if datatype != "BYTES" and data.draw(st.booleans()):
-            raw = np.array(flat, NUMPY[datatype]).tobytes()
+            raw = np.array(flat, NUMPY_TYPES[datatype]).tobytes()
             spec["parameters"], tail = {"binary_data_size": len(raw)}, tail + raw
         else:
             spec["data"] = flat if data.draw(st.booleans()) else np.array(flat, object).reshape(rows, wide).tolist()

@@ -12,11 +12,11 @@ SERVE = """
 import asyncio, sys, threading
 from pathlib import Path
 from falaj.infer import edge
-from falaj.infer.records import Config, ModelConfig
+from falaj.infer.records import ServerConfig, ModelConfig
 folder = Path(sys.argv[1])
-bundle = edge.Bundle({"name": "m", "revision": 1}, "f", str(folder))
-config = Config((ModelConfig("m", "1", str(folder)),), http="127.0.0.1:0", open=True)
-code = asyncio.run(edge._serve(bundle, config, folder))
+bundle = edge.VerifiedBundle({"name": "m", "revision": 1}, "f", str(folder))
+config = ServerConfig((ModelConfig("m", "1", str(folder)),), http="127.0.0.1:0", open=True)
+code = asyncio.run(edge._serve_bundle(bundle, config, folder))
 print([one.name for one in threading.enumerate()], flush=True)
 sys.exit(code)
 """

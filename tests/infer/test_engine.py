@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import FalajError, Invalid, NotFound, Unavailable
-from falaj.core.sheet import Sheet
-from falaj.infer.engine import Engine
-from falaj.infer.records import Config, ModelConfig
-from falaj.oip.tensors import Answer, Ask, Given
+from falaj.core.model_manifest import ModelManifest
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.records import ModelConfig, ServerConfig
+from falaj.oip.tensors import InferenceRequest, InferenceResponse, InputTensor
 from tests.infer.models import cnn, encoder, mlp, mlp_of
 from tests.infer.running import Doubler, ask_of, asked, engine_of, on_loop, rows, until
 
 
 @on_loop
 async def test_a_real_model_answers_the_same_alone_and_with_others(tmp_path: Path) -> None:
-    engine = Engine()
+    engine = InferenceEngine()
     await engine.placed(ModelConfig("m", "1", str(mlp(tmp_path))))
     given = [np.random.default_rng(seed).standard_normal((1 + seed % 3, 32)) for seed in range(50)]
     together = await asyncio.gather(*(asked(engine, ask_of(x)) for x in given))
@@ -34,7 +34,7 @@ async def test_a_real_model_answers_the_same_alone_and_with_others(tmp_path: Pat
     await engine.close()
 
 
-def _sizes(engine: Engine) -> list[int]:
+def _sizes(engine: InferenceEngine) -> list[int]:
     return [one["batch_size"] for one in engine.statistics("m")["model_stats"][0]["batch_stats"]]
 
 
@@ -42,15 +42,15 @@ def _sizes(engine: Engine) -> list[int]:
 async def test_swaps_under_load_fail_nobody(tmp_path: Path) -> None:
     """Two models take turns a hundred times under one name; every answer is one of theirs, and none is an error."""
     folders = [str(mlp(tmp_path / str(seed), seed=seed)) for seed in (1, 2)]
-    engine = Engine()
+    engine = InferenceEngine()
     await engine.placed(ModelConfig("m", "1", folders[0]))
     x = np.ones((1, 32), np.float32)
     right = [float(mlp_of(x, seed=seed)[0, 0]) for seed in (1, 2)]
     loop, got, ended = asyncio.get_running_loop(), [0, 0], False
     wrong: list[Any] = []
 
-    def note(answer: Answer | FalajError) -> None:
-        value = float(answer.outputs[0].data[0, 0]) if isinstance(answer, Answer) else None
+    def note(answer: InferenceResponse | FalajError) -> None:
+        value = float(answer.outputs[0].data[0, 0]) if isinstance(answer, InferenceResponse) else None
         which = [index for index, one in enumerate(right) if value is not None and abs(one - value) < 1e-3]
         if which:
             got[which[0]] += 1
@@ -72,7 +72,7 @@ async def test_swaps_under_load_fail_nobody(tmp_path: Path) -> None:
 
 @on_loop
 async def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
-    engine = Engine()
+    engine = InferenceEngine()
     await engine.placed(ModelConfig("m", "1", str(mlp(tmp_path / "good"))))
     bad = tmp_path / "bad"
     bad.mkdir()
@@ -116,7 +116,7 @@ async def test_what_is_in_line_is_answered_before_a_model_goes() -> None:
     runtime.gate.set()
     await leaving
     assert len(got) == 5
-    assert all(isinstance(one, Answer) for one in got)
+    assert all(isinstance(one, InferenceResponse) for one in got)
     assert runtime.closed
     await engine.close()
 
@@ -125,7 +125,7 @@ async def test_what_is_in_line_is_answered_before_a_model_goes() -> None:
 async def test_loads_and_unloads_at_the_same_time_end_in_order(tmp_path: Path) -> None:
     for version in ("1", "2"):
         mlp(tmp_path / "m" / version, seed=int(version))
-    engine = Engine(Config(repository=str(tmp_path)))
+    engine = InferenceEngine(ServerConfig(repository=str(tmp_path)))
     ends: list[Any] = []
     for turn in range(20):
         if turn % 2:
@@ -146,7 +146,7 @@ async def test_loads_and_unloads_at_the_same_time_end_in_order(tmp_path: Path) -
 async def test_models_used_least_recently_make_room_and_come_back(tmp_path: Path) -> None:
     folders = [mlp(tmp_path / str(seed), seed=seed) for seed in range(3)]
     size = sum(one.stat().st_size for one in folders[0].rglob("*") if one.is_file())
-    engine = Engine(Config(memory_bytes=int(size * 2.5)))
+    engine = InferenceEngine(ServerConfig(memory_bytes=int(size * 2.5)))
     for index, folder in enumerate(folders):
         await engine.placed(ModelConfig(f"m{index}", "1", str(folder)))
     x = np.ones((2, 32), np.float32)
@@ -154,7 +154,7 @@ async def test_models_used_least_recently_make_room_and_come_back(tmp_path: Path
         answers = await asyncio.gather(*(asked(engine, ask_of(x, model=f"m{turn % 3}")) for _ in range(5)))
         for one in answers:
             np.testing.assert_allclose(one.outputs[0].data, mlp_of(x, seed=turn % 3), rtol=1e-4, atol=1e-4)
-        in_memory = [one for one in engine._models.entries() if one.session is not None]
+        in_memory = [one for one in engine._model_table.entries() if one.session is not None]
         assert len(in_memory) <= 2
     assert engine.ready("m0")
     assert engine.metadata("m1")["inputs"][0]["name"] == "x"
@@ -172,7 +172,7 @@ async def test_a_hung_process_is_ended_and_the_others_are_answered_by_the_next()
         made.append(Doubler(isolated=True))
         return made[-1]
 
-    engine = Engine(Config(), load)
+    engine = InferenceEngine(ServerConfig(), load)
     await engine.placed(ModelConfig("m", "1", "", timeout_s=0.1))
     made[0].entered.clear()
     made[0].gate.clear()
@@ -193,9 +193,9 @@ async def test_a_hung_process_is_ended_and_the_others_are_answered_by_the_next()
 @on_loop
 async def test_a_hung_model_in_this_process_is_said_to_be_so() -> None:
     runtime, heard = Doubler(), []
-    engine = Engine(Config(), lambda _: runtime, on_hung=heard.append)
+    engine = InferenceEngine(ServerConfig(), lambda _: runtime, on_hung=heard.append)
     await engine.placed(ModelConfig("m", "1", "", timeout_s=0.1))
-    (entry,) = engine._models.entries()
+    (entry,) = engine._model_table.entries()
     assert entry.session is not None
     entry.session.batcher.inline = False
     runtime.gate.clear()
@@ -216,10 +216,10 @@ async def test_a_hung_model_in_this_process_is_said_to_be_so() -> None:
 
 @on_loop
 async def test_held_requests_have_deadlines_and_can_leave(tmp_path: Path) -> None:
-    engine = Engine(Config(memory_bytes=1 << 20))
+    engine = InferenceEngine(ServerConfig(memory_bytes=1 << 20))
     await engine.placed(ModelConfig("a", "1", str(mlp(tmp_path / "a"))))
-    (entry,) = engine._models.entries()
-    engine._models._retire(entry)
+    (entry,) = engine._model_table.entries()
+    engine._model_table._retire_session(entry)
     x, got = np.ones((1, 32)), []
     cancel = engine.submit(ask_of(x, model="a"), got.append)
     engine.submit(ask_of(x, model="a", deadline=time.monotonic() - 1), got.append)
@@ -227,13 +227,13 @@ async def test_held_requests_have_deadlines_and_can_leave(tmp_path: Path) -> Non
     assert cancel is not None
     cancel()
     await until(lambda: len(got) == 2)
-    assert sorted(type(one).__name__ for one in got) == ["Answer", "Late"]
+    assert sorted(type(one).__name__ for one in got) == ["DeadlinePassed", "InferenceResponse"]
     await engine.close()
 
 
 @on_loop
 async def test_what_clients_are_told(tmp_path: Path) -> None:
-    engine = Engine(Config(repository=str(tmp_path)))
+    engine = InferenceEngine(ServerConfig(repository=str(tmp_path)))
     mlp(tmp_path / "m" / "3")
     done: list[Any] = []
     engine.load("m", {"config": '{"queue": 7}'}, done.append)
@@ -255,7 +255,7 @@ async def test_what_clients_are_told(tmp_path: Path) -> None:
     assert stats["execution_count"] == 1
     assert stats["inference_stats"]["success"]["count"] == 1
     assert stats["inference_stats"]["success"]["ns"] > 0
-    assert engine.index(ready=True) == [{"name": "m", "version": "3", "state": "READY", "reason": ""}]
+    assert engine.index(only_ready=True) == [{"name": "m", "version": "3", "state": "READY", "reason": ""}]
     mlp(tmp_path / "n" / "1")
     assert {"name": "n", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"} in engine.index()
     text = engine.metrics().decode()
@@ -266,7 +266,7 @@ async def test_what_clients_are_told(tmp_path: Path) -> None:
 @on_loop
 async def test_a_model_that_takes_no_batches_runs_whole_requests() -> None:
     runtime = Doubler()
-    engine = await engine_of(runtime, sheet=Sheet(batches=False))
+    engine = await engine_of(runtime, sheet=ModelManifest(batches=False))
     del runtime.ran[:]
     x = np.arange(6).reshape(2, 3)
     answers = await asyncio.gather(*(asked(engine, ask_of(x + index)) for index in range(3)))
@@ -280,14 +280,14 @@ async def test_a_model_that_takes_no_batches_runs_whole_requests() -> None:
 async def test_texts_and_several_inputs_in_any_order(tmp_path: Path) -> None:
     from tests.infer.models import ECHOED, echo
 
-    engine = Engine()
+    engine = InferenceEngine()
     await engine.placed(ModelConfig("m", "1", str(echo(tmp_path))))
     specs = engine.metadata("m")["inputs"]
     assert len(specs) == len(ECHOED)
     asks = []
     for index in range(4):
         inputs = [_given(spec, 1 + index % 2, index) for spec in specs]
-        asks.append(Ask("m", "", inputs if index % 2 else inputs[::-1]))
+        asks.append(InferenceRequest("m", "", inputs if index % 2 else inputs[::-1]))
     answers = await asyncio.gather(*(asked(engine, ask) for ask in asks))
     for ask, answer in zip(asks, answers, strict=True):
         sent = sorted(_raw(one.data) for one in ask.inputs)
@@ -295,16 +295,16 @@ async def test_texts_and_several_inputs_in_any_order(tmp_path: Path) -> None:
     await engine.close()
 
 
-def _given(spec: dict[str, Any], num: int, seed: int) -> Given:
+def _given(spec: dict[str, Any], num: int, seed: int) -> InputTensor:
     shape = (num, *(2 if one == -1 else one for one in spec["shape"][1:]))
     size = int(np.prod(shape))
     if spec["datatype"] == "BYTES":
-        return Given(spec["name"], "BYTES", shape, [b"%d-%d" % (seed, at) for at in range(size)])
+        return InputTensor(spec["name"], "BYTES", shape, [b"%d-%d" % (seed, at) for at in range(size)])
     kinds = {"FP32": "<f4", "INT64": "<i8", "BOOL": "?"}
     data = ((np.arange(size) + seed) % 2 if spec["datatype"] == "BOOL" else np.arange(size) + seed).astype(
         kinds[spec["datatype"]]
     )
-    return Given(spec["name"], spec["datatype"], shape, data.tobytes())
+    return InputTensor(spec["name"], spec["datatype"], shape, data.tobytes())
 
 
 def _raw(data: Any) -> bytes:
@@ -317,13 +317,15 @@ def _raw(data: Any) -> bytes:
 @on_loop
 async def test_a_hundred_rounds_give_the_memory_back(tmp_path: Path) -> None:
     folders = [str(encoder(tmp_path / "encoder")), str(cnn(tmp_path / "cnn"))]
-    engine = Engine()
+    engine = InferenceEngine()
 
     async def turn(name: str) -> None:
         for index, folder in enumerate(folders):
             await engine.placed(ModelConfig(f"{name}{index}", "1", folder))
         tokens = np.ones((8, 32), np.int64)
-        await asked(engine, Ask(f"{name}0", "", [Given("tokens", "INT64", (8, 32), tokens.tobytes())]))
+        await asked(
+            engine, InferenceRequest(f"{name}0", "", [InputTensor("tokens", "INT64", (8, 32), tokens.tobytes())])
+        )
         for index in range(2):
             await engine.removed(f"{name}{index}")
 
@@ -346,7 +348,7 @@ def _rss() -> int:
 async def test_a_version_that_hangs_while_it_goes_is_ended() -> None:
     first, second = Doubler(isolated=True), Doubler()
     made = iter((first, second))
-    engine = Engine(Config(), lambda _: next(made))
+    engine = InferenceEngine(ServerConfig(), lambda _: next(made))
     await engine.placed(ModelConfig("m", "1", "", timeout_s=0.1))
     first.gate.clear()
     first.entered.clear()
@@ -397,14 +399,14 @@ async def test_code_that_crashes_or_hangs_its_process_fails_alone(tmp_path: Path
         "outputs": [{"name": "y", **shape}],
     }
     (folder / "falaj.json").write_text(json.dumps(sheet))
-    engine = Engine()
+    engine = InferenceEngine()
     await engine.placed(ModelConfig("m", "1", str(folder), str(code), timeout_s=1.0))
     assert float((await asked(engine, ask_of(rows([1])))).outputs[0].data[0, 0]) == 3
     for bad in (13, 666):
         asks = [asked(engine, ask_of(rows([value]))) for value in (5, bad, 6)]
         got = await asyncio.gather(*asks, return_exceptions=True)
         assert isinstance(got[1], Unavailable), got
-        values = [float(one.outputs[0].data[0, 0]) for one in got if isinstance(one, Answer)]
+        values = [float(one.outputs[0].data[0, 0]) for one in got if isinstance(one, InferenceResponse)]
         assert values == [11, 13]
         again = await asked(engine, ask_of(rows([7])))
         assert float(again.outputs[0].data[0, 0]) == 15

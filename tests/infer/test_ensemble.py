@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from falaj.asof.keys import key_bytes
-from falaj.asof.layout import Layout
-from falaj.asof.records import Field, ServicePlan, ViewPlan
-from falaj.backends.lmdb import LmdbOnline
-from falaj.core.errors import Corrupt, Invalid
-from falaj.core.sheet import TensorSpec
-from falaj.infer.records import Features, ModelConfig, Runtime
-from falaj.infer.runtimes import load
+from falaj.asof.entity_keys import encode_key
+from falaj.asof.records import FeatureField, ServicePlan, ViewPlan
+from falaj.asof.row_layout import RowLayout
+from falaj.backends.lmdb_online import LmdbOnlineStore
+from falaj.core.errors import CorruptData, Invalid
+from falaj.core.model_manifest import TensorSpec
+from falaj.infer.records import FeatureConfig, ModelConfig, ModelRuntime
+from falaj.infer.runtimes import load_runtime
 from tests.infer import models
 
 AFTER = """
@@ -32,7 +32,9 @@ CHAIN = [
 X = np.random.default_rng(4).standard_normal((6, 32)).astype(np.float32)
 
 
-def made(folder: Path, steps: Sequence[Any], features: Features | None = None, files: Any = (), **said: Any) -> Runtime:
+def made(
+    folder: Path, steps: Sequence[Any], features: FeatureConfig | None = None, files: Any = (), **said: Any
+) -> ModelRuntime:
     (folder / "code").mkdir(exist_ok=True)
     (folder / "code" / "after.py").write_text(AFTER)
     models.mlp(folder / "model" / "scorer")
@@ -45,7 +47,7 @@ def made(folder: Path, steps: Sequence[Any], features: Features | None = None, f
     (folder / "model" / "after" / "falaj.json").write_text(json.dumps(sheet))
     (folder / "model" / "falaj.json").write_text(json.dumps({"runtime": "ensemble", "steps": steps, **said}))
     config = ModelConfig("e", "1", str(folder / "model"), str(folder / "code"), dict(files), features=features)
-    return load(config)
+    return load_runtime(config)
 
 
 def test_steps_in_any_order_answer_as_one(tmp_path: Path) -> None:
@@ -77,9 +79,9 @@ def test_digests_cover_every_step(tmp_path: Path) -> None:
     files = models.digests(tmp_path / "model")
     made(tmp_path, CHAIN, files=files).close()
     lost = {name: one for name, one in files.items() if not name.startswith("scorer/")}
-    with pytest.raises(Corrupt, match="scorer"):
+    with pytest.raises(CorruptData, match="scorer"):
         made(tmp_path, CHAIN, files=lost)
-    with pytest.raises(Corrupt, match=r"model\.onnx"):
+    with pytest.raises(CorruptData, match=r"model\.onnx"):
         made(tmp_path, CHAIN, files={**files, "scorer/model.onnx": "0" * 64})
 
 
@@ -108,20 +110,20 @@ def test_an_output_that_nobody_gives(tmp_path: Path) -> None:
 
 
 def test_features_then_a_model(tmp_path: Path) -> None:
-    fields = tuple(Field(f"f{at}", "float64") for at in range(32))
+    fields = tuple(FeatureField(f"f{at}", "float64") for at in range(32))
     names = tuple(one.name for one in fields)
-    view = ViewPlan("view:p/v@v1", "space", (Field("id", "int64"),), fields, names, names)
+    view = ViewPlan("view:p/v@v1", "space", (FeatureField("id", "int64"),), fields, names, names)
     plan: Any = msgspec.to_builtins(ServicePlan("service:p/s@v1", (view,), outputs=fields))
     url = f"lmdb:{tmp_path / 'online'}"
-    store = LmdbOnline(url)
+    store = LmdbOnlineStore(url)
     columns = {name: X[:, at].astype(float).tolist() for at, name in enumerate(names)}
-    rows = Layout(fields).encode(columns, *[np.arange(6)] * 3)
-    store.put("space", [(key_bytes([at], ["int64"]) or b"", row) for at, row in enumerate(rows)], 10)
+    rows = RowLayout(fields).encode(columns, *[np.arange(6)] * 3)
+    store.put("space", [(encode_key([at], ["int64"]) or b"", row) for at, row in enumerate(rows)], 10)
     steps = [
         {"model": "features", "outputs": {"matrix": "rows"}},
         {"model": "scorer", "inputs": {"x": "rows"}, "outputs": {"y": "score"}},
     ]
-    runtime: Any = made(tmp_path, steps, Features(url, plan))
+    runtime: Any = made(tmp_path, steps, FeatureConfig(url, plan))
     assert runtime.inputs == (TensorSpec("id", "INT64", (-1,)),)
     (score,) = runtime.run([np.array([3, 0], np.int64)], {})
     np.testing.assert_allclose(score, models.mlp_of(X[[3, 0]]), atol=1e-5)

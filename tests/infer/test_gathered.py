@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.infer.engine import Engine
-from falaj.infer.keys import Keys
-from falaj.infer.rest_door import Rest
-from falaj.oip import http1
-from falaj.oip.calls import Call, Reply
-from falaj.oip.http1 import FEW, GATHERED_BYTES, Http1, HttpServer
-from falaj.oip.requests import Limits
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.rest_handler import RestInferHandler
+from falaj.infer.token_keys import TokenKeys
+from falaj.oip import http1_server
+from falaj.oip.handler_calls import HttpCall, HttpReply
+from falaj.oip.http1_parser import Http1Limits
+from falaj.oip.http1_server import MAX_GATHERED_BYTES, MIN_GROUP_SIZE, Http1Connection, Http1Server
 from tests.infer.running import POISON, Doubler, engine_of, on_loop, until
 from tests.infer.test_together import REQUEST, call_of, plain
 
@@ -28,10 +28,10 @@ GOOD = b"authorization: Bearer a-token\r\n"
 class Wire(asyncio.Transport):
     """A connection without a socket: what is written on it, and whether it was closed."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: Http1Server) -> None:
         super().__init__()
         self.said, self.closed = b"", False
-        self.protocol = Http1(server)
+        self.protocol = Http1Connection(server)
         self.protocol.connection_made(self)
 
     def send(self, *requests: bytes) -> None:
@@ -70,10 +70,10 @@ class Wire(asyncio.Transport):
 class House:
     """A server with a model, and connections to it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InferenceEngine) -> None:
         self.engine = engine
-        self.door = Rest(engine, Keys([hashlib.sha256(TOKEN.encode()).hexdigest()]))
-        self.server = HttpServer(self.door, Limits())
+        self.door = RestInferHandler(engine, TokenKeys([hashlib.sha256(TOKEN.encode()).hexdigest()]))
+        self.server = Http1Server(self.door, Http1Limits())
 
     def wires(self, num: int) -> list[Wire]:
         return [Wire(self.server) for _ in range(num)]
@@ -98,7 +98,7 @@ class House:
         await self.engine.close()
 
 
-MANY = FEW + 4
+MANY = MIN_GROUP_SIZE + 4
 
 
 async def house_of(runtime: Any, **options: Any) -> House:
@@ -108,7 +108,7 @@ async def house_of(runtime: Any, **options: Any) -> House:
     return house
 
 
-def http(call: Call, *lines: bytes, token: bytes = GOOD) -> bytes:
+def http(call: HttpCall, *lines: bytes, token: bytes = GOOD) -> bytes:
     """A request as it is sent."""
     headers = b"".join(b"%b: %b\r\n" % pair for pair in call.headers.items()) + b"".join(lines) + token
     begin = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n" % (call.path, len(call.body))
@@ -132,7 +132,7 @@ def fails(house: House) -> int:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(st.tuples(REQUEST, st.sampled_from([GOOD] * 5 + [b""])), max_size=12), twice=st.booleans(),
-    few=st.sampled_from([1, FEW]),
+    few=st.sampled_from([1, MIN_GROUP_SIZE]),
 )  # fmt: skip
 def test_each_is_answered_as_if_it_were_alone(
     requests: list[tuple[dict[str, Any], bytes]], twice: bool, few: int
@@ -147,7 +147,7 @@ def test_each_is_answered_as_if_it_were_alone(
         await house.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http1, "FEW", few)
+        patch.setattr(http1_server, "MIN_GROUP_SIZE", few)
         asyncio.run(main())
 
 
@@ -297,11 +297,11 @@ async def test_a_drain_answers_what_was_gathered() -> None:
 
 async def _unjoined(prepare: Callable[[House], Any], sent: bytes, **options: Any) -> int:
     """How many of the requests of a turn are asked one by one, with what is prepared."""
-    house, alone = await house_of(Doubler(), **options), list[Call]()
+    house, alone = await house_of(Doubler(), **options), list[HttpCall]()
     prepare(house)
     asked = house.door.rest
 
-    def rest(call: Call, reply: Callable[[Reply], Any]) -> Any:
+    def rest(call: HttpCall, reply: Callable[[HttpReply], Any]) -> Any:
         alone.append(call)
         return asked(call, reply)
 
@@ -319,7 +319,7 @@ def _in_a_thread(house: House) -> None:
 async def test_what_is_run_in_a_thread_or_is_large_or_cached_is_asked_as_it_comes() -> None:
     assert await _unjoined(lambda _: None, of(1.0)) == 1  # whoever comes first does not wait for others
     assert await _unjoined(_in_a_thread, of(1.0)) == MANY
-    assert await _unjoined(lambda _: None, of(1.0, width=GATHERED_BYTES)) == MANY
+    assert await _unjoined(lambda _: None, of(1.0, width=MAX_GATHERED_BYTES)) == MANY
     assert await _unjoined(lambda _: None, of(1.0), cache=8) == MANY
 
 
@@ -350,7 +350,7 @@ async def test_a_door_that_breaks_leaves_nobody_waiting() -> None:
     house = await house_of(Doubler())
     heard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["exception"]))
-    house.server._alike = lambda *_: 1 // 0  # type: ignore[assignment]
+    house.server._handle_similar = lambda *_: 1 // 0  # type: ignore[assignment]
     wires = house.wires(MANY)
     for wire in wires:
         wire.send(of(1.0))

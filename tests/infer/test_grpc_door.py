@@ -9,25 +9,34 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from falaj.core.errors import Conflict, Corrupt, Denied, FalajError, NotFound, QuotaExceeded, SilentChange, Unavailable
-from falaj.infer.grpc_door import Grpc, problem
-from falaj.infer.keys import Keys
-from falaj.infer.queue import Busy, Late
-from falaj.oip.calls import GrpcCall, GrpcReply
+from falaj.core.errors import (
+    Conflict,
+    CorruptData,
+    Denied,
+    FalajError,
+    NotFound,
+    QuotaExceeded,
+    Unavailable,
+    UnrecordedChange,
+)
+from falaj.infer.grpc_handler import GrpcInferHandler, grpc_error_reply
+from falaj.infer.request_queue import DeadlinePassed, QueueFull
+from falaj.infer.token_keys import TokenKeys
+from falaj.oip.handler_calls import GrpcCall, GrpcReply
 from tests.infer.running import POISON, Doubler, engine_of, on_loop, until
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 TOKEN = b"Bearer right"
 
 
-def keys() -> Keys:
-    return Keys([hashlib.sha256(b"right").hexdigest()])
+def keys() -> TokenKeys:
+    return TokenKeys([hashlib.sha256(b"right").hexdigest()])
 
 
 class Asking:
     """A door, and what it answered."""
 
-    def __init__(self, door: Grpc) -> None:
+    def __init__(self, door: GrpcInferHandler) -> None:
         self.door = door
         self.got: list[GrpcReply] = []
         self.cancels: list[Callable[[], None] | None] = []
@@ -60,7 +69,7 @@ def made(reply: GrpcReply) -> Any:
 @on_loop
 async def test_every_method_of_the_service_asks_for_a_token_except_health() -> None:
     engine = await engine_of(Doubler())
-    asking = Asking(Grpc(engine, keys()))
+    asking = Asking(GrpcInferHandler(engine, keys()))
     for method in [one.name for one in SERVICE.methods] + ["Nothing", "", "../x"]:
         for metadata in ({}, {b"authorization": b"Bearer wrong"}, {b"authorization": b"right"}):
             # Nothing of the message is read before: it is no protobuf.
@@ -73,7 +82,7 @@ async def test_every_method_of_the_service_asks_for_a_token_except_health() -> N
 @on_loop
 async def test_every_method_answers_or_says_that_it_is_not_offered() -> None:
     engine = await engine_of({"1": Doubler(), "3": Doubler()})
-    asking = Asking(Grpc(engine, keys(), name="here", version="9"))
+    asking = Asking(GrpcInferHandler(engine, keys(), name="here", version="9"))
     for one in SERVICE.methods:
         request_type = getattr(service_pb2, one.input_type.name)
         given = request_type(name="m") if "name" in one.input_type.fields_by_name else request_type()
@@ -101,7 +110,7 @@ async def test_every_method_answers_or_says_that_it_is_not_offered() -> None:
 @on_loop
 async def test_answers_and_errors_of_inference() -> None:
     engine = await engine_of(Doubler())
-    asking = Asking(Grpc(engine, keys()))
+    asking = Asking(GrpcInferHandler(engine, keys()))
     assert made(await asking.ask("ModelInfer", request([[1, 2]]))) == [3, 5]
     found = await asking.ask("ModelInfer", request([[POISON, 2]]))
     assert (found.code, "poison" in found.text) == (9, True)
@@ -119,7 +128,7 @@ async def test_answers_and_errors_of_inference() -> None:
 async def test_the_nearer_of_two_deadlines_counts() -> None:
     runtime = Doubler()
     engine = await engine_of(runtime)
-    asking = Asking(Grpc(engine, keys()))
+    asking = Asking(GrpcInferHandler(engine, keys()))
     past = time.monotonic() - 1
     found = await asking.ask("ModelInfer", request([[1, 2]]), deadline=past)
     assert found.code == 4
@@ -136,14 +145,21 @@ async def test_the_nearer_of_two_deadlines_counts() -> None:
 
 
 ERRORS: list[tuple[FalajError, int, bool]] = [
-    (NotFound("x"), 5, False), (Denied("x"), 7, False), (QuotaExceeded("x"), 8, True), (Busy("x"), 8, True),
-    (Unavailable("x"), 14, True), (Late("x"), 4, False), (Corrupt("x"), 15, False), (Conflict("x"), 9, False),
-    (SilentChange("x"), 13, False), (FalajError("x"), 13, False),
-]  # fmt: skip
+    (NotFound("x"), 5, False),
+    (Denied("x"), 7, False),
+    (QuotaExceeded("x"), 8, True),
+    (QueueFull("x"), 8, True),
+    (Unavailable("x"), 14, True),
+    (DeadlinePassed("x"), 4, False),
+    (CorruptData("x"), 15, False),
+    (Conflict("x"), 9, False),
+    (UnrecordedChange("x"), 13, False),
+    (FalajError("x"), 13, False),
+]
 
 
 @pytest.mark.parametrize(("error", "code", "again"), ERRORS, ids=[type(one[0]).__name__ for one in ERRORS])
 def test_errors_have_their_codes(error: FalajError, code: int, again: bool) -> None:
-    found = problem(error)
+    found = grpc_error_reply(error)
     assert (found.code, found.text) == (code, "x")
     assert (dict(found.metadata).get(b"retry-after") == b"1") is again

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import UserCodeFailed
-from falaj.infer import journal
-from falaj.infer.records import Config, Journal
+from falaj.infer import request_log
+from falaj.infer.records import RequestLogConfig, ServerConfig
 from tests.infer.running import POISON, Doubler, ask_of, asked, engine_of, on_loop, rows
 
 
@@ -19,7 +19,7 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 @on_loop
 async def test_requests_and_answers_are_written_down_whole(tmp_path: Path) -> None:
     folder = tmp_path / "log"
-    engine = await engine_of(Doubler(), config=Config(journal=Journal(str(folder), sample=1.0)))
+    engine = await engine_of(Doubler(), config=ServerConfig(journal=RequestLogConfig(str(folder), sample=1.0)))
     x = np.array([[1.5, np.nan]], np.float32)
     await asked(engine, ask_of(x, id="one"))
     with pytest.raises(UserCodeFailed):
@@ -36,12 +36,14 @@ async def test_requests_and_answers_are_written_down_whole(tmp_path: Path) -> No
 
 @on_loop
 async def test_files_take_turns_within_their_bound(tmp_path: Path) -> None:
-    engine = await engine_of(Doubler(), config=Config(journal=Journal(str(tmp_path), 1.0, most_bytes=40_000)))
+    engine = await engine_of(
+        Doubler(), config=ServerConfig(journal=RequestLogConfig(str(tmp_path), 1.0, most_bytes=40_000))
+    )
     for value in range(400):
         await asked(engine, ask_of(rows([value], 8), id=str(value)))
     await engine.close()
     files = sorted(tmp_path.iterdir())  # noqa: ASYNC240 - nobody waits for us
-    assert 1 < len(files) <= journal.PARTS
+    assert 1 < len(files) <= request_log.MAX_LOG_FILES
     assert sum(file.stat().st_size for file in files) <= 40_000
     assert _lines(tmp_path)[-1]["id"] == "399"
 
@@ -49,12 +51,12 @@ async def test_files_take_turns_within_their_bound(tmp_path: Path) -> None:
 @on_loop
 async def test_a_sample_is_a_part_and_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none, some = tmp_path / "none", tmp_path / "some"
-    engine = await engine_of(Doubler(), config=Config(journal=Journal(str(none), 0.0)))
+    engine = await engine_of(Doubler(), config=ServerConfig(journal=RequestLogConfig(str(none), 0.0)))
     await asked(engine, ask_of(rows([1])))
     await engine.close()
     assert _lines(none) == []
-    log = journal.RequestLog(Journal(str(some), 1.0))
-    monkeypatch.setattr(journal, "MOST_WAITING_BYTES", 100)
+    log = request_log.RequestLog(RequestLogConfig(str(some), 1.0))
+    monkeypatch.setattr(request_log, "MAX_QUEUED_BYTES", 100)
     large = ask_of(rows([1] * 100))
     log.noting(large, lambda _: None)(UserCodeFailed("x"))
     log.noting(ask_of(rows([1])), lambda _: None)(UserCodeFailed("x"))

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Unauthenticated
-from falaj.core.sheet import TensorSpec
-from falaj.infer.keys import Keys
+from falaj.core.model_manifest import TensorSpec
 from falaj.infer.records import ModelConfig
+from falaj.infer.token_keys import TokenKeys
 from tests.infer.models import mlp_of
 from tests.infer.stand_in import BEARER, TOKEN, Served, served
 from tests.oip.test_rest import BODIES
@@ -296,15 +296,15 @@ def test_a_body_is_taken_only_from_holders_of_a_token(server: Served) -> None:
 
 
 def test_a_token_is_known_by_its_hash_only() -> None:
-    keys = Keys(["9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08"])
+    keys = TokenKeys(["9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08"])
     for _ in range(2):
         keys.check(b"bearer test")
         for wrong in (None, b"", b"test", b"Bearer", b"Bearer ", b"Bearer Test", b"Basic test", b"Bearer test test"):
             with pytest.raises(Unauthenticated):
                 keys.check(wrong)
     with pytest.raises(Unauthenticated):
-        Keys().check(b"Bearer test")
-    Keys(open_to_all=True).check(None)
+        TokenKeys().check(b"Bearer test")
+    TokenKeys(open_to_all=True).check(None)
 
 
 @given(BODIES, st.binary(max_size=8), st.sampled_from([0, 1, 128]))
@@ -385,7 +385,7 @@ def test_a_full_queue_and_a_passed_moment_are_said(tmp_path: Path) -> None:
             client.say(said)
             wait_until(lambda: gate.runs > runs, 20)
             client.say(said * 3)
-            wait_until(lambda: here.do(lambda: sum(len(one._waiting) for one in here.server.connections)) == 4, 20)
+            wait_until(lambda: here.do(lambda: sum(len(one._exchanges) for one in here.server.connections)) == 4, 20)
             gate.open.set()
             assert [one[0] for one in client.hear(4)] == [200, 200, 200, 429]
         gate.open.clear()

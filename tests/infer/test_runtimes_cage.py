@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from falaj.core.errors import Corrupt, Unavailable, UserCodeFailed
-from falaj.core.sheet import Sheet, TensorSpec
-from falaj.infer.records import ModelConfig, Runtime
-from falaj.infer.runtimes import cage, load
+from falaj.core.errors import CorruptData, Unavailable, UserCodeFailed
+from falaj.core.model_manifest import ModelManifest, TensorSpec
+from falaj.infer.records import ModelConfig, ModelRuntime
+from falaj.infer.runtimes import isolated_runtime, load_runtime
 from tests.infer import models
 
 CODE = """
@@ -97,7 +97,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Runtime] = []
+    made: list[ModelRuntime] = []
     code, folder = tmp_path / "code", tmp_path / "model"
     code.mkdir()
     folder.mkdir()
@@ -106,10 +106,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
     (code / "lately.py").write_text("")
     (folder / "add.txt").write_text("2.5")
 
-    def start(name: str, inputs: Any = (X,), outputs: Any = (Y,), files: Any = (), **parameters: str) -> Runtime:
-        sheet = Sheet("python", code=f"mine:{name}", inputs=inputs, outputs=outputs, parameters=parameters)
+    def start(name: str, inputs: Any = (X,), outputs: Any = (Y,), files: Any = (), **parameters: str) -> ModelRuntime:
+        sheet = ModelManifest("python", code=f"mine:{name}", inputs=inputs, outputs=outputs, parameters=parameters)
         config = ModelConfig("m", "1", str(folder), str(code), files=dict(files), sheet=sheet, timeout_s=20)
-        made.append(load(config))
+        made.append(load_runtime(config))
         return made[-1]
 
     yield start
@@ -142,7 +142,7 @@ def test_only_approved_code_is_imported(make: Make, tmp_path: Path) -> None:
     files |= models.digests(tmp_path / "model")
     assert make("double", files=files).run(ones(), {})[0][0, 0] == 2
     (code / "helper.py").write_text("def twice(x):\n    return x * 3\n")
-    with pytest.raises(Corrupt, match=r"helper\.py"):
+    with pytest.raises(CorruptData, match=r"helper\.py"):
         make("double", files=files)
 
 
@@ -267,8 +267,8 @@ def test_whatever_a_process_writes_is_arrays_or_refused(tensors: Any, body: byte
         with here, there:
             there.sendall(len(text).to_bytes(4, "little") + text + body)
             there.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(*cage.BROKEN):
-                cage.receive(here)
+            with contextlib.suppress(*isolated_runtime.BROKEN_PROCESS_ERRORS):
+                isolated_runtime.receive_message(here)
 
 
 @given(
@@ -281,14 +281,14 @@ def test_whatever_a_process_writes_is_arrays_or_refused(tensors: Any, body: byte
 def test_arrays_come_out_as_they_went_in(given_: list[Any]) -> None:
     here, there = socket.socketpair()
     with here, there:
-        cage.send(here, {"parameters": {"a": 1}}, given_)
-        told, found = cage.receive(there)
+        isolated_runtime.send_message(here, {"parameters": {"a": 1}}, given_)
+        told, found = isolated_runtime.receive_message(there)
     assert told == {"parameters": {"a": 1}}
     assert [(one.dtype, one.shape, repr(one.tolist())) for one in found] == [
         (one.dtype, one.shape, repr(one.tolist())) for one in given_
     ]
 
 
-def spied(runtime: Runtime, ask: str, **parameters: str) -> str:
+def spied(runtime: ModelRuntime, ask: str, **parameters: str) -> str:
     (told,) = runtime.run([np.array([[ask.encode()]], object)], parameters)
     return str(told[0, 0].decode())

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from falaj.core.errors import Corrupt, FalajError, Invalid, UserCodeFailed
-from falaj.core.sheet import Sheet, TensorSpec
-from falaj.infer.records import ModelConfig, Runtime
-from falaj.infer.runtimes import cage, load
-from falaj.infer.runtimes.code import imported
-from falaj.infer.runtimes.weights import read
-from falaj.train.weights import write
+from falaj.core.errors import CorruptData, FalajError, Invalid, UserCodeFailed
+from falaj.core.model_manifest import ModelManifest, TensorSpec
+from falaj.infer.records import ModelConfig, ModelRuntime
+from falaj.infer.runtimes import isolated_runtime, load_runtime
+from falaj.infer.runtimes.model_code import import_callable
+from falaj.infer.runtimes.safetensors_weights import read_tensors
+from falaj.train.weights import write_weights
 from tests.infer import models
 from tests.infer.running import ask_of, asked, engine_of, on_loop
 
@@ -78,16 +78,16 @@ def code(folder: Path) -> str:
 
 def built(folder: Path, name: str = "plain") -> nn.Module:
     torch.manual_seed(3)
-    made = imported(f"net:{name}", code(folder))()
+    made = import_callable(f"net:{name}", code(folder))()
     assert isinstance(made, nn.Module)
     made.eval()
-    write(made, folder / "model" / "model.safetensors")
+    write_weights(made, folder / "model" / "model.safetensors")
     return made
 
 
-def loaded(folder: Path, name: str, device: str = "cpu", files: Any = (), **said: Any) -> Runtime:
-    sheet = Sheet("torch", code=f"net:{name}", **{**SPECS, **said})
-    return load(ModelConfig("m", "1", str(folder / "model"), code(folder), dict(files), sheet, device=device))
+def loaded(folder: Path, name: str, device: str = "cpu", files: Any = (), **said: Any) -> ModelRuntime:
+    sheet = ModelManifest("torch", code=f"net:{name}", **{**SPECS, **said})
+    return load_runtime(ModelConfig("m", "1", str(folder / "model"), code(folder), dict(files), sheet, device=device))
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("plain", {}), ("Net", {}), ("build", {"wide": "16"})])
@@ -118,8 +118,8 @@ def test_what_was_sent_is_not_written_to(tmp_path: Path) -> None:
 
 
 def test_half_precision_travels_as_its_bytes(tmp_path: Path) -> None:
-    module = imported("net:Half", code(tmp_path))().to(torch.bfloat16)
-    write(module, tmp_path / "model" / "model.safetensors")
+    module = import_callable("net:Half", code(tmp_path))().to(torch.bfloat16)
+    write_weights(module, tmp_path / "model" / "model.safetensors")
     given_ = torch.from_numpy(np.array(X)).to(torch.bfloat16)
     runtime = loaded(
         tmp_path,
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, name: str, said: Any, error: 
 async def test_an_error_of_its_own_kind_fails_one_request_and_nothing_else(tmp_path: Path) -> None:
     built(tmp_path)
     runtime: Any = loaded(tmp_path, "Odd")
-    engine, threads = await engine_of(runtime, sheet=Sheet("torch", **SPECS)), threading.active_count()
+    engine, threads = await engine_of(runtime, sheet=ModelManifest("torch", **SPECS)), threading.active_count()
     for bad, said in ((1e4, "Mine: of its own kind"), (-1e4, "SystemExit: 3")) * 2:
         with pytest.raises(UserCodeFailed, match=said):
             await asked(engine, ask_of(np.full((1, 8), bad)))
@@ -183,9 +183,9 @@ def test_two_models_whose_modules_have_one_name(tmp_path: Path) -> None:
     first = loaded(tmp_path / "one", "plain")
     changed = CODE.replace(".relu()", ".sigmoid()")
     (tmp_path / "two" / "code" / "net.py").write_text(changed)
-    sheet = Sheet("torch", code="net:plain", **SPECS)  # type: ignore[arg-type]
+    sheet = ModelManifest("torch", code="net:plain", **SPECS)  # type: ignore[arg-type]
     folder, code_folder = (str(tmp_path / "two" / name) for name in ("model", "code"))
-    second = load(ModelConfig("m", "2", folder, code_folder, sheet=sheet))
+    second = load_runtime(ModelConfig("m", "2", folder, code_folder, sheet=sheet))
     assert not np.array_equal(first.run([X], {})[0], second.run([X], {})[0])
 
 
@@ -197,8 +197,8 @@ def test_an_exported_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     program = torch.export.export(module, (torch.zeros(2, 8),), dynamic_shapes=({0: rows},))
     torch.export.save(program, tmp_path / "exported" / "model.pt2")
     config = ModelConfig("m", "1", str(tmp_path / "exported"), files=models.digests(tmp_path / "exported"))
-    runtime = load(config)
-    assert isinstance(runtime, cage.Cage)
+    runtime = load_runtime(config)
+    assert isinstance(runtime, isolated_runtime.IsolatedRuntime)
     assert runtime.inputs == (TensorSpec("x", "FP32", (-1, 8)),)
     assert [(one.datatype, one.shape) for one in runtime.outputs] == [("FP32", (-1, 2)), ("INT64", (-1,))]
     wanted = module(torch.from_numpy(np.array(X)))
@@ -206,14 +206,14 @@ def test_an_exported_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(y, wanted["y"].detach().numpy(), rtol=1e-5)
     np.testing.assert_array_equal(best, wanted["best"].numpy())
     runtime.close()
-    monkeypatch.setattr(cage, "inside", True)  # As in that process; another one each time takes seconds.
-    named = Sheet("export", outputs=SPECS["outputs"])
-    assert load(ModelConfig("m", "1", config.folder, sheet=named)).outputs == SPECS["outputs"]
+    monkeypatch.setattr(isolated_runtime, "is_inside", True)  # As in that process; another one each time takes seconds.
+    named = ModelManifest("export", outputs=SPECS["outputs"])
+    assert load_runtime(ModelConfig("m", "1", config.folder, sheet=named)).outputs == SPECS["outputs"]
     (tmp_path / "exported" / "model.pt2").write_bytes(b"nothing")
-    with pytest.raises(Corrupt):
-        load(config)
+    with pytest.raises(CorruptData):
+        load_runtime(config)
     with pytest.raises(Invalid, match="does not take"):
-        load(ModelConfig("m", "1", config.folder))
+        load_runtime(ModelConfig("m", "1", config.folder))
 
 
 class Gadget:
@@ -243,7 +243,7 @@ def test_what_a_program_runs_as_it_is_loaded_stays_in_its_cage(tmp_path: Path, m
     assert "secret-token" in stolen.read_text()  # This is what torch does with it.
     stolen.unlink()
     with pytest.raises(FalajError):
-        load(ModelConfig("m", "1", str(evil)))
+        load_runtime(ModelConfig("m", "1", str(evil)))
     assert not (confined() and stolen.exists())
     assert not stolen.exists() or "secret-token" not in stolen.read_text()
 
@@ -275,15 +275,15 @@ def _file(header: Any, body: bytes = b"") -> bytes:
     ],
 )
 def test_weights_that_lie(data: bytes) -> None:
-    with pytest.raises(Corrupt):
-        read(data)
+    with pytest.raises(CorruptData):
+        read_tensors(data)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_weights_or_corrupt(data: bytes) -> None:
     for one in (data, _file(data)):
-        with contextlib.suppress(Corrupt):
-            read(one)
+        with contextlib.suppress(CorruptData):
+            read_tensors(one)
 
 
 def test_weights_at_odd_places(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_weights_at_odd_places(tmp_path: Path) -> None:
         "none": {"dtype": "F32", "shape": [0, 3], "data_offsets": [5, 5]},
         "__metadata__": {"format": "pt"},
     }
-    found = read(_file(header, b"\x07" + np.float32(1.5).tobytes()))
+    found = read_tensors(_file(header, b"\x07" + np.float32(1.5).tobytes()))
     assert (found["a"].item(), found["b"].item(), tuple(found["none"].shape)) == (7, 1.5, (0, 3))
 
 
@@ -317,7 +317,7 @@ def test_a_machine_with_torch_and_numpy_alone_can_serve() -> None:
     """As on a GPU node: nothing of the doors, no other runtime."""
     text = """
 import sys
-import falaj.infer.engine, falaj.infer.runtimes.cuda, falaj.infer.runtimes.modules
+import falaj.infer.engine, falaj.infer.runtimes.cuda_graphs, falaj.infer.runtimes.torch_modules
 strange = {"msgspec", "httptools", "uvloop", "hpack", "onnxruntime", "pyarrow", "cryptography"} & set(sys.modules)
 assert not strange, strange
 """

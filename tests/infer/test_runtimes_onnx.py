@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from falaj.core.errors import Corrupt, Invalid
-from falaj.core.sheet import Sheet, TensorSpec
+from falaj.core.errors import CorruptData, Invalid
+from falaj.core.model_manifest import ModelManifest, TensorSpec
 from falaj.infer.records import ModelConfig
-from falaj.infer.runtimes import load
+from falaj.infer.runtimes import load_runtime
 from tests.infer import models
 
 GENERATOR = np.random.default_rng(3)
@@ -23,7 +23,7 @@ def config(folder: Path, **more: object) -> ModelConfig:
 
 
 def test_answers_like_numpy_and_says_what_it_takes(tmp_path: Path) -> None:
-    runtime = load(config(models.mlp(tmp_path), files=models.digests(tmp_path)))
+    runtime = load_runtime(config(models.mlp(tmp_path), files=models.digests(tmp_path)))
     assert runtime.inputs == (TensorSpec("x", "FP32", (-1, 32)),)
     assert runtime.outputs == (TensorSpec("y", "FP32", (-1, 1)),)
     assert runtime.platform == "onnxruntime_onnx"
@@ -36,13 +36,13 @@ def test_answers_like_numpy_and_says_what_it_takes(tmp_path: Path) -> None:
 def test_nan_passes_through(tmp_path: Path) -> None:
     x = np.ones((2, 32), np.float32)
     x[0, 3] = np.nan
-    (y,) = load(config(models.mlp(tmp_path))).run([x], {})
+    (y,) = load_runtime(config(models.mlp(tmp_path))).run([x], {})
     assert np.isfinite(y[1]).all()
 
 
 def test_every_datatype_comes_back_as_it_went(tmp_path: Path) -> None:
     kinds = [one for one in models.KINDS if one != "BF16"]
-    runtime = load(config(models.echo(tmp_path, kinds)))
+    runtime = load_runtime(config(models.echo(tmp_path, kinds)))
     assert [one.datatype for one in runtime.inputs] == kinds
     given = [_values(one) for one in kinds]
     for one, back in zip(given, runtime.run(given, {}), strict=True):
@@ -51,7 +51,7 @@ def test_every_datatype_comes_back_as_it_went(tmp_path: Path) -> None:
 
 
 def test_texts_are_utf8_or_refused(tmp_path: Path) -> None:
-    runtime = load(config(models.echo(tmp_path, ["BYTES"])))
+    runtime = load_runtime(config(models.echo(tmp_path, ["BYTES"])))
     (back,) = runtime.run([[b"\xc3\xa9", b"a\0b"]], {})
     assert back.tolist() == [[b"\xc3\xa9"], [b"a\0b"]]
     with pytest.raises(Invalid, match="no UTF-8"):
@@ -60,7 +60,7 @@ def test_texts_are_utf8_or_refused(tmp_path: Path) -> None:
 
 def test_wrong_shapes_are_the_callers_fault(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="did not run"):
-        load(config(models.mlp(tmp_path))).run([np.ones((1, 3), np.float32)], {})
+        load_runtime(config(models.mlp(tmp_path))).run([np.ones((1, 3), np.float32)], {})
 
 
 @pytest.mark.parametrize("device", ["cuda", "tensorrt", "cuda:1", "abacus"])
@@ -70,28 +70,28 @@ def test_never_another_device_than_asked_for(tmp_path: Path, device: str) -> Non
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this machine has the device")
     with pytest.raises(Invalid, match="cannot run on"):
-        load(config(models.mlp(tmp_path), device=device))
+        load_runtime(config(models.mlp(tmp_path), device=device))
 
 
 def test_only_the_approved_bytes_are_loaded(tmp_path: Path) -> None:
     folder = models.mlp(tmp_path)
     approved = models.digests(folder)
     models.mlp(folder, seed=8)
-    with pytest.raises(Corrupt, match="not what was approved"):
-        load(config(folder, files=approved))
-    with pytest.raises(Corrupt, match="not among the approved"):
-        load(config(folder, files={"other.onnx": "0" * 64}))
+    with pytest.raises(CorruptData, match="not what was approved"):
+        load_runtime(config(folder, files=approved))
+    with pytest.raises(CorruptData, match="not among the approved"):
+        load_runtime(config(folder, files={"other.onnx": "0" * 64}))
     (folder / "model.onnx").unlink()
-    with pytest.raises(Corrupt, match="cannot be read"):
-        load(config(folder, files=approved, sheet=Sheet(file="model.onnx")))
+    with pytest.raises(CorruptData, match="cannot be read"):
+        load_runtime(config(folder, files=approved, sheet=ModelManifest(file="model.onnx")))
 
 
 def test_a_sheet_slipped_in_is_refused(tmp_path: Path) -> None:
     folder = models.mlp(tmp_path)
     approved = models.digests(folder)
     (folder / "falaj.json").write_text('{"runtime": "python", "code": "evil:run"}')
-    with pytest.raises(Corrupt, match=r"falaj\.json"):
-        load(config(folder, files=approved))
+    with pytest.raises(CorruptData, match=r"falaj\.json"):
+        load_runtime(config(folder, files=approved))
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.onnx").symlink_to(tmp_path / "else" / "model.onnx")
     with pytest.raises(Invalid, match="outside"):
-        load(config(tmp_path / "model"))
+        load_runtime(config(tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
@@ -113,21 +113,21 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 )
 def test_a_sheet_must_tell_the_truth(tmp_path: Path, inputs: Sequence[TensorSpec], match: str) -> None:
     with pytest.raises(Invalid, match=match):
-        load(config(models.mlp(tmp_path), sheet=Sheet(inputs=tuple(inputs))))
+        load_runtime(config(models.mlp(tmp_path), sheet=ModelManifest(inputs=tuple(inputs))))
 
 
 def test_a_sheet_may_know_a_size_better(tmp_path: Path) -> None:
-    sheet = Sheet(inputs=(TensorSpec("in_fp32", "FP32", (-1, 4)),))
-    assert load(config(models.echo(tmp_path, ["FP32"]), sheet=sheet)).inputs[0].shape == (-1, 4)
+    sheet = ModelManifest(inputs=(TensorSpec("in_fp32", "FP32", (-1, 4)),))
+    assert load_runtime(config(models.echo(tmp_path, ["FP32"]), sheet=sheet)).inputs[0].shape == (-1, 4)
 
 
 def test_bytes_that_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"not a model")
     with pytest.raises(Invalid, match="does not take"):
-        load(config(tmp_path))
+        load_runtime(config(tmp_path))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(Invalid, match="no file"):
-        load(config(tmp_path / "nothing"))
+        load_runtime(config(tmp_path / "nothing"))
 
 
 def _external(folder: Path, location: str) -> None:
@@ -148,11 +148,11 @@ def test_tensors_beside_the_model_are_checked_too(tmp_path: Path) -> None:
     _external(folder, "weights.bin")
     (folder / "weights.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
     approved = models.digests(folder)
-    (y,) = load(config(folder, files=approved)).run([np.ones((1, 4), np.float32)], {})
+    (y,) = load_runtime(config(folder, files=approved)).run([np.ones((1, 4), np.float32)], {})
     assert y.tolist() == [[1, 2, 3, 4]]
     (folder / "weights.bin").write_bytes(bytes(16))
-    with pytest.raises(Corrupt, match=r"weights\.bin"):
-        load(config(folder, files=approved))
+    with pytest.raises(CorruptData, match=r"weights\.bin"):
+        load_runtime(config(folder, files=approved))
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "{root}/secret.bin", "secret.bin"])
@@ -161,7 +161,7 @@ def test_tensors_elsewhere_are_not_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     _external(tmp_path / "model", location.format(root=tmp_path))
     with pytest.raises(Invalid, match="does not take"):
-        load(config(tmp_path / "model"))
+        load_runtime(config(tmp_path / "model"))
 
 
 def _values(datatype: str) -> NDArray[np.generic]:
@@ -169,6 +169,6 @@ def _values(datatype: str) -> NDArray[np.generic]:
         return np.array([[b"one", b""], [b"\xc3\xa9", b"a\0b"]], object)
     if datatype == "BOOL":
         return np.array([[True, False], [False, True]])
-    from falaj.infer.runtimes.specs import dtype
+    from falaj.infer.runtimes.tensor_specs import numpy_type
 
-    return np.array([[1, 2], [3, 100]]).astype(dtype(datatype))
+    return np.array([[1, 2], [3, 100]]).astype(numpy_type(datatype))

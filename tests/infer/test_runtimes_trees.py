@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import xgboost
 
-from falaj.core.errors import Corrupt, Invalid
-from falaj.core.sheet import Sheet, TensorSpec
+from falaj.core.errors import CorruptData, Invalid
+from falaj.core.model_manifest import ModelManifest, TensorSpec
 from falaj.infer.records import ModelConfig
-from falaj.infer.runtimes import load
+from falaj.infer.runtimes import load_runtime
 from tests.infer import models
 
 X = np.random.default_rng(5).standard_normal((200, 6)).astype(np.float32)
@@ -41,7 +41,7 @@ def config(folder: Path, **more: Any) -> ModelConfig:
 def test_xgboost_answers_like_its_library(tmp_path: Path, suffix: str, classes: int) -> None:
     booster = boosted(classes)
     booster.save_model(tmp_path / f"model.{suffix}")
-    runtime = load(config(tmp_path, files=models.digests(tmp_path)))
+    runtime = load_runtime(config(tmp_path, files=models.digests(tmp_path)))
     rows = np.concatenate([X[:7], ODD[:, :6]]) if suffix == "json" else X[:7]
     (y,) = runtime.run([rows], {})
     assert runtime.inputs == (TensorSpec("x", "FP32", (-1, 6)),)
@@ -55,7 +55,7 @@ def test_xgboost_answers_like_its_library(tmp_path: Path, suffix: str, classes: 
 def test_lightgbm_answers_like_its_library(tmp_path: Path, classes: int) -> None:
     booster = grown(classes)
     booster.save_model(tmp_path / "model.txt")
-    runtime = load(config(tmp_path, files=models.digests(tmp_path)))
+    runtime = load_runtime(config(tmp_path, files=models.digests(tmp_path)))
     rows = np.concatenate([X[:7], ODD]).astype(np.float64)
     (y,) = runtime.run([rows], {})
     np.testing.assert_array_equal(y, booster.predict(rows))
@@ -65,16 +65,18 @@ def test_lightgbm_answers_like_its_library(tmp_path: Path, classes: int) -> None
 def test_a_sheet_names_them_and_says_how_numbers_travel(tmp_path: Path) -> None:
     booster = grown(2)
     booster.save_model(tmp_path / "model.txt")
-    sheet = Sheet(
+    sheet = ModelManifest(
         "lightgbm",
         inputs=(TensorSpec("features", "FP32", (-1, 6)),),
         outputs=(TensorSpec("score", "FP32", (-1,)),),
     )
-    (y,) = load(config(tmp_path, sheet=sheet)).run([X[:3]], {})
+    (y,) = load_runtime(config(tmp_path, sheet=sheet)).run([X[:3]], {})
     np.testing.assert_allclose(y, booster.predict(X[:3]), rtol=1e-6)
     assert y.dtype == np.float32
     with pytest.raises(Invalid, match="6"):
-        load(config(tmp_path, sheet=Sheet("lightgbm", inputs=(TensorSpec("features", "FP32", (-1, 5)),))))
+        load_runtime(
+            config(tmp_path, sheet=ModelManifest("lightgbm", inputs=(TensorSpec("features", "FP32", (-1, 5)),)))
+        )
 
 
 @pytest.mark.parametrize(
@@ -84,17 +86,17 @@ def test_a_sheet_names_them_and_says_how_numbers_travel(tmp_path: Path) -> None:
 def test_what_is_no_model(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(Invalid):
-        load(config(tmp_path))
+        load_runtime(config(tmp_path))
 
 
 def test_only_approved_bytes_and_the_device_asked_for(tmp_path: Path) -> None:
     boosted(2).save_model(tmp_path / "model.json")
     approved = models.digests(tmp_path)
     with pytest.raises(Invalid, match="cuda"):
-        load(config(tmp_path, device="cuda"))
+        load_runtime(config(tmp_path, device="cuda"))
     boosted(3).save_model(tmp_path / "model.json")
-    with pytest.raises(Corrupt):
-        load(config(tmp_path, files=approved))
+    with pytest.raises(CorruptData):
+        load_runtime(config(tmp_path, files=approved))
 
 
 def test_two_kinds_of_files_need_a_word(tmp_path: Path) -> None:
@@ -102,16 +104,16 @@ def test_two_kinds_of_files_need_a_word(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("which is which")
     models.mlp(tmp_path)
     with pytest.raises(Invalid, match="onnx and xgboost"):
-        load(config(tmp_path))
+        load_runtime(config(tmp_path))
     (tmp_path / "falaj.json").write_text('{"runtime": "xgboost", "file": "model.ubj"}')
-    assert load(config(tmp_path)).platform == "xgboost_json"
+    assert load_runtime(config(tmp_path)).platform == "xgboost_json"
 
 
 def test_notes_beside_a_model_are_no_model(tmp_path: Path) -> None:
     models.mlp(tmp_path)
     (tmp_path / "notes.txt").write_text("trained on a Monday")
     (tmp_path / "about.json").write_text("{}")
-    assert load(config(tmp_path)).platform == "onnxruntime_onnx"
+    assert load_runtime(config(tmp_path)).platform == "onnxruntime_onnx"
 
 
 def test_tflite_says_when_it_is_not_there(tmp_path: Path) -> None:
@@ -119,20 +121,20 @@ def test_tflite_says_when_it_is_not_there(tmp_path: Path) -> None:
         pytest.skip("TensorFlow Lite is installed")
     (tmp_path / "model.tflite").write_bytes(b"\0\0\0\0TFL3")
     with pytest.raises(Invalid, match="not installed"):
-        load(config(tmp_path))
+        load_runtime(config(tmp_path))
 
 
 def test_tflite_answers(tmp_path: Path) -> None:
     schema = pytest.importorskip("ai_edge_litert.schema_py_generated", reason="TensorFlow Lite is not installed")
     (tmp_path / "model.tflite").write_bytes(_doubling(schema))
-    runtime = load(config(tmp_path, files=models.digests(tmp_path)))
+    runtime = load_runtime(config(tmp_path, files=models.digests(tmp_path)))
     assert (runtime.inputs, runtime.platform) == ((TensorSpec("x", "FP32", (-1, 3)),), "tensorflow_lite")
     for rows in (2, 5, 2):
         (y,) = runtime.run([X[:rows, :3]], {})
         np.testing.assert_array_equal(y, X[:rows, :3] * 2)
     (tmp_path / "model.tflite").write_bytes(b"nothing")
     with pytest.raises(Invalid, match="does not take"):
-        load(config(tmp_path))
+        load_runtime(config(tmp_path))
 
 
 def _doubling(schema: Any) -> bytes:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Invalid, UserCodeFailed
-from falaj.core.sheet import Sheet, TensorSpec
-from falaj.infer.engine import Engine
-from falaj.infer.records import Arrays, Config, ModelConfig
+from falaj.core.model_manifest import ModelManifest, TensorSpec
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.records import Arrays, ModelConfig, ServerConfig
 from tests.infer.running import POISON, Doubler, ask_of, asked, on_loop, rows, until
 
 
@@ -27,11 +27,11 @@ class Adder(Doubler):
         return [made, made]
 
 
-SHEET = Sheet(stateful=True, parameters={"state.sum": "sum_out"})
+SHEET = ModelManifest(stateful=True, parameters={"state.sum": "sum_out"})
 
 
-async def _engine(runtime: Doubler, sheet: Sheet = SHEET, **options: Any) -> Engine:
-    engine = Engine(Config(), lambda _: runtime)
+async def _engine(runtime: Doubler, sheet: ModelManifest = SHEET, **options: Any) -> InferenceEngine:
+    engine = InferenceEngine(ServerConfig(), lambda _: runtime)
     await engine.placed(ModelConfig("m", "1", "", sheet=sheet, **options))
     return engine
 
@@ -89,7 +89,7 @@ async def test_a_sequence_nobody_asks_of_is_forgotten_and_leaving_does_not_stop_
     assert first is not None
     assert float((await asked(engine, _ask(4, 7))).outputs[0].data[0, 0]) == 5  # the second one never ran
     assert len(got) == 1
-    sequences: Any = engine._seen("m", "")._sequences
+    sequences: Any = engine._require_session("m", "")._sequences
     await until(lambda: not len(sequences))
     await engine.close()
 
@@ -97,7 +97,7 @@ async def test_a_sequence_nobody_asks_of_is_forgotten_and_leaving_does_not_stop_
 @on_loop
 async def test_a_model_with_its_own_memory_is_told_of_sequences() -> None:
     runtime = Doubler()
-    engine = await _engine(runtime, Sheet(stateful=True))
+    engine = await _engine(runtime, ModelManifest(stateful=True))
     del runtime.parameters[:]
     await asyncio.gather(*(asked(engine, _ask(1, name, start=True)) for name in (1, 2)))
     assert [one["sequence_id"] for one in runtime.parameters] == [1, 2]
@@ -108,7 +108,7 @@ async def test_a_model_with_its_own_memory_is_told_of_sequences() -> None:
 @on_loop
 async def test_a_state_that_the_model_has_not_is_refused() -> None:
     with pytest.raises(Invalid, match="no state of the model"):
-        await _engine(Adder(), Sheet(stateful=True, parameters={"state.sum": "z"}))
+        await _engine(Adder(), ModelManifest(stateful=True, parameters={"state.sum": "z"}))
 
 
 @on_loop

@@ -24,8 +24,8 @@ from onnx import TensorProto, helper
 from falaj.api import tls
 from falaj.core.outbox import read_outbox
 from falaj.core.release import VERSION
-from falaj.oip.calls import Call
-from falaj.oip.hop_client import HopClient
+from falaj.oip.handler_calls import HttpCall
+from falaj.oip.upstream_client import UpstreamClient
 from tests.infer.models import mlp, mlp_of
 
 KEY = "hop-key-of-the-tests"
@@ -204,9 +204,9 @@ def test_a_replica_tells_where_it_is_answers_a_gateway_and_says_that_it_goes(sta
 async def _hop(host: str, port: int) -> tuple[int, dict[str, Any]]:
     loop = asyncio.get_running_loop()
     ready, answered = asyncio.Event(), loop.create_future()
-    _, client = await loop.create_connection(lambda: HopClient(KEY, on_ready=ready.set), host, port)
+    _, client = await loop.create_connection(lambda: UpstreamClient(KEY, on_ready=ready.set), host, port)
     await asyncio.wait_for(ready.wait(), 20)
-    call = Call(b"POST", b"/v2/models/m/infer", {}, BODY.encode())
+    call = HttpCall(b"POST", b"/v2/models/m/infer", {}, BODY.encode())
     client.ask_rest(call, time.monotonic() + 20, answered.set_result)
     reply = await asyncio.wait_for(answered, 20)
     client.end()
@@ -214,7 +214,7 @@ async def _hop(host: str, port: int) -> tuple[int, dict[str, Any]]:
 
 
 def test_from_elsewhere_only_with_tls(started: Any, tmp_path: Path) -> None:
-    made = tls.local_tls(str(tmp_path), ("localhost", "127.0.0.1"), time.time())
+    made = tls.ensure_local_certificate(str(tmp_path), ("localhost", "127.0.0.1"), time.time())
     pem = {"cert": made.cert, "key": made.key}
     process = started(_config(tmp_path, http="0.0.0.0:0", keys=[hashlib.sha256(b"t").hexdigest()], **pem))
     port = int(process.ready()["http"].rpartition(":")[2])
@@ -281,7 +281,7 @@ def test_a_model_that_hangs_ends_the_process_with_its_code(started: Any, tmp_pat
 
 def test_a_machine_without_a_way_out_leaves_its_name_to_the_cluster() -> None:
     """As nodes of a closed network are: no default route, so no address that packets leave from."""
-    told = "from falaj.worker.cage_egress import find_own_address as at; print(at('0.0.0.0'), at('10.0.0.7'))"
+    told = "from falaj.worker.sandbox_egress import find_own_address as at; print(at('0.0.0.0'), at('10.0.0.7'))"
     command = ["unshare", "--net", sys.executable, "-c", told]
     if shutil.which("unshare") is None:
         pytest.skip("unshare is missing")

@@ -4,12 +4,12 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.infer.statistics import Histogram, Statistics, exposition
+from falaj.infer.model_statistics import ModelStatistics, PowerHistogram, render_exposition
 
 
 @given(st.lists(st.floats(0, 200), max_size=50))
 def test_a_histogram_counts_each_time_where_it_belongs(times: list[float]) -> None:
-    histogram = Histogram()
+    histogram = PowerHistogram()
     for one in times:
         histogram.add(one)
     lines = list(histogram.lines("h", 'a="b"'))
@@ -22,10 +22,10 @@ def test_a_histogram_counts_each_time_where_it_belongs(times: list[float]) -> No
 
 
 def test_the_text_that_prometheus_reads() -> None:
-    of = Statistics()
+    of = ModelStatistics()
     of.queue.add(0.001)
     of.ran(3, 1, 0.002, 0.0001)
-    text = exposition([('a"b\n', "1", of, 4)]).decode()
+    text = render_exposition([('a"b\n', "1", of, 4)]).decode()
     names = set()
     for line in text.splitlines():
         if line.startswith("# TYPE"):
@@ -40,7 +40,7 @@ def test_the_text_that_prometheus_reads() -> None:
 
 
 def test_what_triton_tells() -> None:
-    of = Statistics()
+    of = ModelStatistics()
     for _ in range(2):
         of.queue.add(0.5, 2)
         of.ran(3, 2, 1.0, 0.25)

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.sheet import TensorSpec
-from falaj.infer.curve import Curve
-from falaj.infer.engine import Engine
-from falaj.infer.keys import Keys
-from falaj.infer.records import Arrays, Config, Journal
-from falaj.infer.rest_door import Rest
-from falaj.infer.watching import _ids
-from falaj.oip.calls import NO_HEADERS, Call, Reply
-from falaj.oip.frames import Stub
-from falaj.oip.hop import HopServer
+from falaj.core.model_manifest import TensorSpec
+from falaj.infer.cost_curve import CostCurve
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.records import Arrays, RequestLogConfig, ServerConfig
+from falaj.infer.rest_handler import RestInferHandler
+from falaj.infer.row_counting import _name_rows
+from falaj.infer.token_keys import TokenKeys
+from falaj.oip.handler_calls import NO_HEADERS, HttpCall, HttpReply
+from falaj.oip.upstream_frames import RequestTemplate
+from falaj.oip.upstream_server import UpstreamServer
 from tests.infer.running import POISON, Doubler, engine_of, on_loop, until
 from tests.oip.test_hop import KEY, asked, pair
 
@@ -42,7 +42,7 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-def call_of(one: dict[str, Any], name: bytes = b"") -> Call:
+def call_of(one: dict[str, Any], name: bytes = b"") -> HttpCall:
     """A request as a gateway passes it on."""
     x = np.full((one["rows"], one["width"]), one["value"], np.float32)
     how, body, headers = one["how"], {}, NO_HEADERS
@@ -53,12 +53,12 @@ def call_of(one: dict[str, Any], name: bytes = b"") -> Call:
         body["parameters"] = dict(one["parameters"])
     if how == "json" and np.isfinite(x).all():
         body["inputs"] = [{**tensor, "data": x.tolist()}]
-        return Call(b"POST", one["path"], headers, json.dumps(body).encode(), trusted=True, name=name)
+        return HttpCall(b"POST", one["path"], headers, json.dumps(body).encode(), trusted=True, name=name)
     if how == "broken":
-        return Call(b"POST", one["path"], headers, b"{", trusted=True, name=name)
+        return HttpCall(b"POST", one["path"], headers, b"{", trusted=True, name=name)
     if how == "raw":
         zero = {b"inference-header-content-length": b"0"}
-        return Call(b"POST", one["path"], zero, x.tobytes(), trusted=True, name=name)
+        return HttpCall(b"POST", one["path"], zero, x.tobytes(), trusted=True, name=name)
     if how == "named":
         body["outputs"] = [{"name": "y", "parameters": {"binary_data": True}}]
     elif how == "binary":
@@ -66,7 +66,7 @@ def call_of(one: dict[str, Any], name: bytes = b"") -> Call:
     body["inputs"] = [{**tensor, "parameters": {"binary_data_size": x.nbytes}}]
     head = json.dumps(body).encode()
     headers = {b"inference-header-content-length": b"%d" % len(head)}
-    return Call(b"POST", one["path"], headers, head + x.tobytes(), trusted=True, name=name)
+    return HttpCall(b"POST", one["path"], headers, head + x.tobytes(), trusted=True, name=name)
 
 
 def plain(value: float, how: str = "binary", **more: Any) -> dict[str, Any]:
@@ -74,15 +74,15 @@ def plain(value: float, how: str = "binary", **more: Any) -> dict[str, Any]:
     return {"rows": 1, "width": 2, "value": value, "how": how, "id": "", "parameters": {}, "path": PATH, **more}
 
 
-def door_of(engine: Engine) -> Rest:
-    return Rest(engine, Keys((), open_to_all=False))
+def door_of(engine: InferenceEngine) -> RestInferHandler:
+    return RestInferHandler(engine, TokenKeys((), open_to_all=False))
 
 
-def told(reply: Reply) -> tuple[Any, ...]:
+def told(reply: HttpReply) -> tuple[Any, ...]:
     return reply.status, b"".join(reply.parts), reply.kind, reply.json_bytes, tuple(reply.headers)
 
 
-async def alone(door: Rest, calls: list[Call]) -> list[tuple[Any, ...]]:
+async def alone(door: RestInferHandler, calls: list[HttpCall]) -> list[tuple[Any, ...]]:
     """What each is told by itself, one after the other."""
     got: list[tuple[Any, ...]] = []
     for number, call in enumerate(calls):
@@ -91,11 +91,11 @@ async def alone(door: Rest, calls: list[Call]) -> list[tuple[Any, ...]]:
     return got
 
 
-async def as_one(door: Rest, calls: list[Call]) -> list[tuple[Any, ...]]:
+async def as_one(door: RestInferHandler, calls: list[HttpCall]) -> list[tuple[Any, ...]]:
     """What they are told together."""
     got: dict[int, tuple[Any, ...]] = {}
 
-    def tell(number: int, reply: Reply) -> None:
+    def tell(number: int, reply: HttpReply) -> None:
         assert number not in got
         got[number] = told(reply)
 
@@ -156,7 +156,9 @@ async def test_no_run_is_larger_than_pays() -> None:
 
 @on_loop
 async def test_many_small_ones_are_no_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Curve, "expected_s", lambda *_: 1.0)  # what is that dear runs in a thread, were it one request
+    monkeypatch.setattr(
+        CostCurve, "expected_s", lambda *_: 1.0
+    )  # what is that dear runs in a thread, were it one request
     runtime = Doubler()
     engine = await engine_of(runtime)
     door, session = door_of(engine), engine.sessions()[0]
@@ -195,7 +197,9 @@ async def test_a_full_line_takes_as_many_as_there_is_room_for() -> None:
 async def test_rows_are_watched_by_the_names_of_their_requests() -> None:
     engine = await engine_of(Doubler())
     door, seen = door_of(engine), list[list[Any]]()
-    engine.sessions()[0].batcher.note = lambda inputs, _, members: seen.append(list(_ids(members, len(inputs[0]))))
+    engine.sessions()[0].batcher.note = lambda inputs, _, members: seen.append(
+        list(_name_rows(members, len(inputs[0])))
+    )
     calls = [call_of(plain(1.0, rows=rows), b"n%d" % at) for at, rows in enumerate((1, 1, 2, 2))]
     await as_one(door, calls)
     del seen[:]
@@ -233,7 +237,7 @@ def written(folder: str) -> list[dict[str, Any]]:
 async def test_a_journal_has_each_of_them_by_itself() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runtime = Doubler()
-        engine = await engine_of(runtime, config=Config(journal=Journal(folder=folder, sample=1.0)))
+        engine = await engine_of(runtime, config=ServerConfig(journal=RequestLogConfig(folder=folder, sample=1.0)))
         door = door_of(engine)
         calls = [call_of(plain(float(at), how, id=f"{how} {at}")) for how in ("json", "binary") for at in range(3)]
         await as_one(door, calls)
@@ -259,7 +263,7 @@ async def test_answers_of_one_piece_come_over_the_hop() -> None:
     runtime = Doubler()
     engine = await engine_of(runtime)
     server, client, _ = await pair(door_of(engine))  # type: ignore[arg-type]
-    assert isinstance(server, HopServer)
+    assert isinstance(server, UpstreamServer)
     assert server.key == KEY.encode()
     call = call_of(plain(3.0))
     for _ in range(2):
@@ -292,7 +296,7 @@ def test_calls_with_one_head_are_told_over_the_hop_what_each_is_told_alone(
             call.headers = more
         wanted = await alone(door, calls)
         server, client, _ = await pair(door)  # type: ignore[arg-type]
-        stub, got = Stub(b"POST", path, more, 4), dict[int, Any]()
+        stub, got = RequestTemplate(b"POST", path, more, 4), dict[int, Any]()
         for at, call in enumerate(calls):
             client.pass_rest(stub, call, 0.0, partial(got.setdefault, at))
         await until(lambda: len(got) == len(calls))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from falaj.oip.grpcio_door import serve_grpcio
-from falaj.oip.h2 import serve_h2
+from falaj.oip.grpcio_server import serve_grpcio
+from falaj.oip.http2_server import serve_http2
 from tests.infer.grpc_stand_in import AUTH, KINDS, Both, both
 from tests.infer.models import mlp_of
 from tests.oip.grpc_serving import Mirror, certificate, running, secured
@@ -293,7 +293,7 @@ def _channels(servers: Both) -> list[Any]:
 _OPEN: dict[str, list[Any]] = {}
 
 
-@pytest.mark.parametrize("serve", [serve_h2, serve_grpcio])
+@pytest.mark.parametrize("serve", [serve_http2, serve_grpcio])
 def test_the_same_messages_in_the_same_words(serve: Any) -> None:
     """What the door says reaches clients alike: messages, errors, metadata, time limits, streams, cancellation."""
     with running(Mirror(), serve=serve) as here, grpc.insecure_channel(f"127.0.0.1:{here.port}") as channel:

@@ -12,40 +12,40 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.core.sheet import TensorSpec
-from falaj.drift.profile import digest, profile_of, to_json
-from falaj.drift.records import FILE, Profile
-from falaj.drift.tally import Tally
-from falaj.infer import carrying, watching
-from falaj.infer.carrying import Carrier
-from falaj.infer.columns import CHOSEN, chosen, scores_of
-from falaj.infer.engine import Engine
-from falaj.infer.queue import Key, Waiting
-from falaj.infer.records import Arrays, Config, Counting, ModelConfig
-from falaj.infer.watching import Governor, Watching, fitting
-from falaj.oip.hop import HopClient, HopServer
+from falaj.core.model_manifest import TensorSpec
+from falaj.drift.profiles import build_profile, encode_profile, hash_profile
+from falaj.drift.records import PROFILE_FILE, DataProfile
+from falaj.drift.tally import DataTally
+from falaj.infer import row_counting, tally_carrier
+from falaj.infer.engine import InferenceEngine
+from falaj.infer.records import Arrays, CountingConfig, ModelConfig, ServerConfig
+from falaj.infer.request_queue import BatchKey, QueuedRequest
+from falaj.infer.row_counting import CountingGovernor, RowCounter, match_tensors
+from falaj.infer.tally_carrier import TallyCarrier
+from falaj.infer.tensor_columns import PREDICTION_COLUMN, choose_highest, score_columns
+from falaj.oip.upstream_server import UpstreamClient, UpstreamServer
 from tests.infer import models
 from tests.infer.naming import columns_of, named
 from tests.infer.running import Doubler, ask_of, asked, on_loop, until
 
 RANDOM = np.random.default_rng(1)
 KEY = "hop-key-of-the-tests"
-ALL = Counting(flush_s=0.05, share=1e9)
+ALL = CountingConfig(flush_s=0.05, share=1e9)
 
 
 def _spec(name: str, datatype: str, *shape: int) -> TensorSpec:
     return TensorSpec(name, datatype, (-1, *shape))
 
 
-def _profile(inputs: Mapping[str, Any], outputs: Mapping[str, Any], specs: Any, **more: Any) -> Profile:
+def _profile(inputs: Mapping[str, Any], outputs: Mapping[str, Any], specs: Any, **more: Any) -> DataProfile:
     tensors = named(*specs)
     given, made = columns_of(tensors, inputs), columns_of(tensors, outputs)
-    if scores := scores_of(tensors, specs[1]):
-        made[CHOSEN] = chosen(np.stack([made[name] for name in scores], axis=1)).astype(int)
-    return profile_of(given, predictions=made, tensors=tensors, **more)
+    if scores := score_columns(tensors, specs[1]):
+        made[PREDICTION_COLUMN] = choose_highest(np.stack([made[name] for name in scores], axis=1)).astype(int)
+    return build_profile(given, predictions=made, tensors=tensors, **more)
 
 
-def _by_name(tally: Tally) -> dict[str, list[int]]:
+def _by_name(tally: DataTally) -> dict[str, list[int]]:
     return {axis.name: tally.of(at).tolist() for at, axis in enumerate(tally.profile.axes)}
 
 
@@ -71,14 +71,14 @@ PROFILE = _profile(
 
 
 def test_all_kinds_of_tensors_are_counted_as_the_reference_was() -> None:
-    found = Watching(PROFILE, *SPECS, ALL, batches=True)
+    found = RowCounter(PROFILE, *SPECS, ALL, batches=True)
     for first in range(0, 600, 50):
         found.note([one[first : first + 50] for one in INPUTS], [SCORES[first : first + 50]])
     tally = found.take()
     assert (tally.rows, tally.seen, tally.odd) == (600, 600, 0)
     wanted = {axis.name: list(counts) for axis, counts in zip(PROFILE.axes, PROFILE.counts, strict=True)}
     assert _by_name(tally) == wanted
-    assert set(wanted) >= {"x[0]", "text", "whole", "flag", "image.mean", "image.std", "scores[2]", CHOSEN}
+    assert set(wanted) >= {"x[0]", "text", "whole", "flag", "image.mean", "image.std", "scores[2]", PREDICTION_COLUMN}
     for at in range(3):
         assert tally.of(0, at).tolist() == (list(PROFILE.by_segment[at][0]))
     assert found.take().seen == 0
@@ -97,12 +97,12 @@ def test_all_kinds_of_tensors_are_counted_as_the_reference_was() -> None:
     ],
 )
 def test_rows_of_another_shape_are_counted_as_odd_and_hurt_nobody(inputs: Any, outputs: Any) -> None:
-    found = Watching(PROFILE, *SPECS, ALL, batches=True)
+    found = RowCounter(PROFILE, *SPECS, ALL, batches=True)
     found.note(inputs, outputs)
     found.note([one[:5] for one in INPUTS], [SCORES[:5]])
     tally = found.take()
     assert (tally.odd, tally.seen) == (600, 605) or (tally.rows == 605 and tally.seen == 605)
-    Tally.from_bytes(tally.to_bytes(), PROFILE)
+    DataTally.from_bytes(tally.to_bytes(), PROFILE)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_rows_of_another_shape_are_counted_as_odd_and_hurt_nobody(inputs: Any, o
 def test_numbers_of_any_width(datatype: str, given: Any) -> None:
     specs = ((_spec("x", datatype, 3),), (_spec("y", "FP32", 1),))
     profile = _profile({"x": X}, {"y": X[:, :1]}, specs)
-    found = Watching(profile, *specs, ALL, batches=True)
+    found = RowCounter(profile, *specs, ALL, batches=True)
     found.note([given], [X[:, :1]])
     tally = found.take()
     assert tally.rows == 600
@@ -124,16 +124,16 @@ def test_numbers_of_any_width(datatype: str, given: Any) -> None:
 def test_nan_scores_and_infinite_inputs() -> None:
     specs = ((_spec("x", "FP32", 3),), (_spec("scores", "FP32", 3),))
     profile = _profile({"x": X}, {"scores": SCORES}, specs)
-    found = Watching(profile, *specs, ALL, batches=True)
+    found = RowCounter(profile, *specs, ALL, batches=True)
     found.note([np.full((4, 3), np.inf, np.float32)], [np.full((4, 3), np.nan, np.float32)])
     counted = _by_name(found.take())
-    assert counted["x[0]"][-3] == counted["scores[0]"][-4] == counted[CHOSEN][-4] == 4
+    assert counted["x[0]"][-3] == counted["scores[0]"][-4] == counted[PREDICTION_COLUMN][-4] == 4
 
 
 def test_a_model_that_takes_no_batches_has_one_row_a_run() -> None:
     specs = ((TensorSpec("x", "FP32", (3,)),), (TensorSpec("y", "FP32", ()),))
-    profile = replace(profile_of({f"c{at}": X[:, at] for at in range(3)}, predictions={"y": X[:, 0]}), tensors={})
-    found = Watching(profile, *specs, ALL, batches=False)
+    profile = replace(build_profile({f"c{at}": X[:, at] for at in range(3)}, predictions={"y": X[:, 0]}), tensors={})
+    found = RowCounter(profile, *specs, ALL, batches=False)
     for row in X[:5]:
         found.note([row], [row[0]])
     assert found.take().rows == 5
@@ -141,12 +141,12 @@ def test_a_model_that_takes_no_batches_has_one_row_a_run() -> None:
 
 def test_of_a_huge_run_some_rows_are_counted() -> None:
     specs = ((_spec("x", "FP32", 3),), (_spec("y", "FP32", 1),))
-    found = Watching(_profile({"x": X}, {"y": X[:, :1]}, specs), *specs, ALL, batches=True)
-    rows = watching.MOST_ROWS * 3 + 5
+    found = RowCounter(_profile({"x": X}, {"y": X[:, :1]}, specs), *specs, ALL, batches=True)
+    rows = row_counting.MAX_RUN_ROWS * 3 + 5
     found.note([np.repeat(X[:1], rows, axis=0)], [np.zeros((rows, 1), np.float32)])
     tally = found.take()
     assert tally.seen == rows
-    assert rows // 4 - 1 <= tally.rows <= watching.MOST_ROWS
+    assert rows // 4 - 1 <= tally.rows <= row_counting.MAX_RUN_ROWS
 
 
 @pytest.mark.parametrize(
@@ -159,18 +159,18 @@ def test_of_a_huge_run_some_rows_are_counted() -> None:
 )
 def test_a_profile_of_another_model_is_not_used(tensors: Any, said: str) -> None:
     specs = ((_spec("x", "FP32", 3), _spec("text", "BYTES")), (_spec("y", "FP32", 1),))
-    profile = replace(profile_of({name: X[:, at] for at, name in enumerate("abc")}), tensors=tensors)
+    profile = replace(build_profile({name: X[:, at] for at, name in enumerate("abc")}), tensors=tensors)
     with pytest.raises(Invalid, match=said):
-        fitting(profile, *specs)
+        match_tensors(profile, *specs)
 
 
 @pytest.mark.parametrize("busy", [1.0, 0.3, 0.0])
 def test_the_governor_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch, busy: float) -> None:
     now = [100.0]
-    monkeypatch.setattr(watching, "monotonic", lambda: now[0])
-    monkeypatch.setattr(watching, "process_time", lambda: now[0] * busy)
+    monkeypatch.setattr(row_counting, "monotonic", lambda: now[0])
+    monkeypatch.setattr(row_counting, "process_time", lambda: now[0] * busy)
     random.seed(7)
-    governor, taken = Governor(0.02), 0.0
+    governor, taken = CountingGovernor(0.02), 0.0
     for turn in range(60_000):  # Ten thousand runs a second, each of which takes 400 us to count.
         now[0] += 1e-4
         if governor.wants():
@@ -196,8 +196,8 @@ class Wide(Doubler):
 DOUBLED = _profile({"x": X}, {"y": X * 2 + 1}, ((_spec("x", "FP32", 3),), (_spec("y", "FP32", 3),)))
 
 
-def _engine() -> Engine:
-    return Engine(Config(), lambda config: Wide())
+def _engine() -> InferenceEngine:
+    return InferenceEngine(ServerConfig(), lambda config: Wide())
 
 
 @on_loop
@@ -211,7 +211,7 @@ async def test_a_session_counts_what_it_runs_and_not_its_warming() -> None:
     assert found is not None
     tally = found.take()
     assert tally.rows == tally.seen == 40
-    wanted = Tally(DOUBLED)
+    wanted = DataTally(DOUBLED)
     wanted.add({f"x[{at}]": X[:40, at] for at in range(3)})
     assert (tally.of(0) == wanted.of(0)).all()
     session.batcher.note = None
@@ -221,7 +221,7 @@ async def test_a_session_counts_what_it_runs_and_not_its_warming() -> None:
 @on_loop
 async def test_without_a_share_nothing_is_counted() -> None:
     engine = _engine()
-    await engine.placed(ModelConfig("m", "1", "", watch=Counting(share=0.0)))
+    await engine.placed(ModelConfig("m", "1", "", watch=CountingConfig(share=0.0)))
     engine.sessions()[0].watch(engine.sessions()[0].watcher(DOUBLED))
     assert engine.sessions()[0].watching is None
     await engine.close()
@@ -237,8 +237,8 @@ def test_a_profile_in_the_folder_is_used_and_a_broken_one_stops_nobody(
         rows = RANDOM.normal(size=(300, 32)).astype(np.float32)
         specs = ((_spec("x", "FP32", 32),), (_spec("y", "FP32", 1),))
         profile = _profile({"x": rows}, {"y": models.mlp_of(rows)}, specs)
-        (folder / FILE).write_bytes(b'{"axes": 3}' if broken else to_json(profile))
-        engine = Engine(Config())
+        (folder / PROFILE_FILE).write_bytes(b'{"axes": 3}' if broken else encode_profile(profile))
+        engine = InferenceEngine(ServerConfig())
         await engine.placed(ModelConfig("m", "1", str(folder)))
         await asked(engine, ask_of(rows[:8]))
         found = engine.sessions()[0].watching
@@ -258,30 +258,30 @@ class Gateway:
         self.heard: list[dict[str, Any]] = []
 
     async def come(self, address: tuple[str, int]) -> "Gateway":
-        self.client = HopClient(KEY)
+        self.client = UpstreamClient(KEY)
         self.client.on_control = lambda said: self.heard.append(said["tally"])
         await asyncio.get_running_loop().create_connection(lambda: self.client, *address)
         await until(lambda: self.client.ready)
         return self
 
-    def tallies(self, profile: Profile) -> list[Tally]:
-        return [Tally.from_bytes(base64.b64decode(one["data"]), profile) for one in self.heard]
+    def tallies(self, profile: DataProfile) -> list[DataTally]:
+        return [DataTally.from_bytes(base64.b64decode(one["data"]), profile) for one in self.heard]
 
 
 @on_loop
 async def test_deltas_are_carried_until_somebody_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrying, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(tally_carrier, "RESEND_INTERVAL_S", 3600.0)
     engine = _engine()
     await engine.placed(ModelConfig("m", "1", "", watch=ALL))
-    door = HopServer(None, None, KEY)
-    carrier = Carrier(engine.sessions, door)
+    door = UpstreamServer(None, None, KEY)
+    carrier = TallyCarrier(engine.sessions, door)
     door.on_control = carrier.control
     address = await door.start("127.0.0.1", 0)
     carrier.start()
     old = await Gateway().come(address)  # It says nothing of taking words, so it gets none.
     first = await Gateway().come(address)
     first.client.tell({"takes": True})
-    text, name = to_json(DOUBLED).decode(), digest(DOUBLED)
+    text, name = encode_profile(DOUBLED).decode(), hash_profile(DOUBLED)
     # Nobody could follow these.
     for said in ({"profile": "{"}, {"profile": text, "version": "7", "digest": name}, {"profile": 3}, {"kept": "all"}):
         first.client.tell(said)
@@ -293,7 +293,7 @@ async def test_deltas_are_carried_until_somebody_has_them(monkeypatch: pytest.Mo
     await until(lambda: len(first.heard) == 2)
     assert [one["n"] for one in first.heard] == [1, 2]
     assert [one.rows for one in first.tallies(DOUBLED)] == [30, 20]
-    assert first.heard[0]["profile"] == digest(DOUBLED)
+    assert first.heard[0]["profile"] == hash_profile(DOUBLED)
     assert first.heard[0]["until"] <= first.heard[1]["at"] + 1e-3
     first.client.tell({"kept": [1]})
     await asyncio.sleep(0.02)
@@ -316,19 +316,19 @@ async def test_deltas_are_carried_until_somebody_has_them(monkeypatch: pytest.Mo
 
 @on_loop
 async def test_while_nobody_takes_anything_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrying, "MOST_BYTES", 1)
+    monkeypatch.setattr(tally_carrier, "MAX_PENDING_BYTES", 1)
     engine = _engine()
     await engine.placed(ModelConfig("m", "1", "", watch=ALL))
     session = engine.sessions()[0]
     session.watch(session.watcher(DOUBLED))
-    door = HopServer(None, None, KEY)
-    carrier = Carrier(engine.sessions, door)
+    door = UpstreamServer(None, None, KEY)
+    carrier = TallyCarrier(engine.sessions, door)
     door.on_control = carrier.control
     address = await door.start("127.0.0.1", 0)
     for _ in range(5):
         await asked(engine, ask_of(X[:10]))
         carrier.flush(session)
-        await until(lambda: not carrier._packing)
+        await until(lambda: not carrier._packing_count)
     gateway = await Gateway().come(address)
     gateway.client.tell({"takes": True})
     carrier.start()
@@ -343,7 +343,7 @@ async def test_while_nobody_takes_anything_nothing_is_lost_and_nothing_grows(mon
 
 
 def test_of_a_model_asked_by_keys_the_features_are_counted() -> None:
-    from falaj.infer.features import Joined
+    from falaj.infer.feature_lookup import FeatureRuntime
 
     class Features:
         inputs = (_spec("key", "INT64"),)
@@ -351,7 +351,7 @@ def test_of_a_model_asked_by_keys_the_features_are_counted() -> None:
         def arrays(self, inputs: Arrays) -> list[Any]:
             return [X[inputs[0]]]
 
-    joined = Joined(Wide(), Features())  # type: ignore[arg-type]
+    joined = FeatureRuntime(Wide(), Features())  # type: ignore[arg-type]
     joined.run([np.array([1, 2])], {})  # As it is warmed: nobody counts yet.
     joined.run([np.array([4, 5, 6])], {})
     assert (joined.given()[0] == X[[4, 5, 6]]).all()
@@ -359,22 +359,22 @@ def test_of_a_model_asked_by_keys_the_features_are_counted() -> None:
     assert joined.watched_inputs[0].name == "x"
 
 
-def _members(*rows: int, name: bytes = b"") -> list[Waiting]:
+def _members(*rows: int, name: bytes = b"") -> list[QueuedRequest]:
     made = []
     for at, count in enumerate(rows):
         ask = ask_of(X[:count])
         ask.id, ask.name = f"own-{at}", name and b"%b-%d" % (name, at)
-        made.append(Waiting(ask, lambda _: None, Key((), {}, 1, alone=False), count, 0.0))
+        made.append(QueuedRequest(ask, lambda _: None, BatchKey((), {}, 1, runs_alone=False), count, 0.0))
     return made
 
 
-@pytest.mark.parametrize("size", [1, 3, watching.MOST_ROWS + 700])
+@pytest.mark.parametrize("size", [1, 3, row_counting.MAX_RUN_ROWS + 700])
 def test_rows_that_are_drawn_know_their_request(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "SAMPLE_ROWS", 10_000)
+    monkeypatch.setattr(row_counting, "DELTA_SAMPLE_ROWS", 10_000)
     specs = ((_spec("x", "FP32", 3),), (_spec("y", "FP32", 1),))
     values = np.arange(2 * size, dtype=np.float32)
     x, y = np.repeat(values[:, None], 3, 1), values[:, None]
-    found = Watching(_profile({"x": x}, {"y": y}, specs), *specs, ALL, batches=True)
+    found = RowCounter(_profile({"x": x}, {"y": y}, specs), *specs, ALL, batches=True)
     found.note([x], [y], _members(size, size, name=b"gateway"))
     found.note([x], [y], _members(size, size))
     found.note([x], [y])  # Whoever is nobody's request.

@@ -9,7 +9,7 @@ import pytest
 import falaj
 from falaj.cli import main
 from falaj.core.errors import Invalid, NotFound
-from falaj.jobs.spec import is_spec, spec_of
+from falaj.jobs.spec import is_spec_file, parse_spec
 from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
@@ -59,12 +59,12 @@ def test_a_file_that_is_not_there_and_a_folder_are_no_programs(tmp_path: Path) -
         assert "is a folder" in str(refusal(lambda: here.jobs.submit(str(tmp_path))))
         assert "there is no command" in str(refusal(lambda: here.jobs.submit("")))
     (tmp_path / "my job.toml").write_text("")
-    assert is_spec(str(tmp_path / "my job.toml"))
-    assert not is_spec("python train.py --config a.yaml")
+    assert is_spec_file(str(tmp_path / "my job.toml"))
+    assert not is_spec_file("python train.py --config a.yaml")
 
 
 def test_a_command_of_numbers_is_its_words() -> None:
-    assert spec_of({"command": ["sleep", 3]}).command == ("sleep", "3")
+    assert parse_spec({"command": ["sleep", 3]}).command == ("sleep", "3")
 
 
 def test_an_output_names_no_version(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_an_output_names_no_version(tmp_path: Path) -> None:
     ],
 )
 def test_a_number_that_cannot_be_meant_is_told_so(words: dict[str, Any], said: str) -> None:
-    error = refusal(lambda: spec_of({"command": "true", **words}))
+    error = refusal(lambda: parse_spec({"command": "true", **words}))
     assert isinstance(error, Invalid)
     assert said in error.message
     assert error.hint
@@ -161,9 +161,9 @@ CHIEF = {"name": "chief", "cpus": 1}
 
 def test_the_first_role_says_how_it_may_shrink_and_grow() -> None:
     worker = {"name": "worker", "count": 4, "min_workers": 2, "max_workers": 8}
-    spec = spec_of({"command": "true", "roles": [worker, CHIEF]})
+    spec = parse_spec({"command": "true", "roles": [worker, CHIEF]})
     assert (spec.min_workers, spec.max_workers, spec.roles[0].count) == (2, 8, 4)
-    beside = spec_of({"command": "true", "min_workers": 2, "roles": [{"name": "worker", "count": 4}, CHIEF]})
+    beside = parse_spec({"command": "true", "min_workers": 2, "roles": [{"name": "worker", "count": 4}, CHIEF]})
     assert (beside.min_workers, beside.max_workers) == (2, 0)
 
 
@@ -176,7 +176,7 @@ def test_the_first_role_says_how_it_may_shrink_and_grow() -> None:
     ],
 )
 def test_a_width_that_nobody_would_heed_is_told_so(words: dict[str, Any], said: str) -> None:
-    error = refusal(lambda: spec_of({"command": "true", **words}))
+    error = refusal(lambda: parse_spec({"command": "true", **words}))
     assert isinstance(error, Invalid)
     assert said in error.message
     assert "rank 0" in error.hint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from falaj.cli import main
-from falaj.fleet.usage import spells
+from falaj.fleet.usage import iter_entries
 from tests.jobs.lab import Lab
 from tests.town import Town, refusal
 
@@ -41,7 +41,7 @@ def test_usage_is_what_budgets_settled_and_reports_are_its_sums(lab: Lab) -> Non
     house = lab.here.house
     ctx = house.system()
     with house.ledger.read(ctx) as tx:
-        found = list(spells(tx, "house", ctx.now() - 3600, ctx.now(), None))
+        found = list(iter_entries(tx, "house", ctx.now() - 3600, ctx.now(), None))
         spent = tx.key(next(r.key for r in tx.find("budget", tenant="house").records)).body["spent"]
     charged = [one for one in found if one.charged]
     assert (len(found), len(charged)) == (4, 2)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Denied, Invalid, NotFound, Unauthenticated
-from falaj.jobs.attempts import workload_of
-from falaj.platform import Platform
+from falaj.jobs.attempts import to_workload
+from falaj.server import LocalClient
 from tests.jobs.lab import Lab, until
 from tests.town import Town, refusal
 
@@ -94,8 +94,8 @@ def test_an_attempt_tells_of_itself_only(town: Town, lab: Lab) -> None:
     with town.house.ledger.read(town.house.system()) as tx:
         record = tx.need(one.ref, "bank")
     actor = staging.actor(town.house.system(), record, "ae-dubai")
-    token = town.house.workloads.issue(workload_of(actor), town.house.system().now(), 600)
-    here = Platform(town.house, town.house.authenticate(token))
+    token = town.house.workloads.issue(to_workload(actor), town.house.system().now(), 600)
+    here = LocalClient(town.house, town.house.authenticate(token))
     told = here.jobs.tell(
         one.attempts[0].id,
         0,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.jobs.scripts import TUNED, framework_of, told_by
+from falaj.jobs.script_defaults import TUNED_FILE, apply_script_defaults, detect_framework
 
 
 @pytest.mark.parametrize(
@@ -27,27 +27,27 @@ from falaj.jobs.scripts import TUNED, framework_of, told_by
 )
 def test_the_framework_is_what_it_imports(tmp_path: Path, text: str, framework: str) -> None:
     (tmp_path / "train.py").write_text(text)
-    assert framework_of(tmp_path / "train.py") == framework
+    assert detect_framework(tmp_path / "train.py") == framework
 
 
 def test_flags_win(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
-    (tmp_path / TUNED).write_text(json.dumps({"train.py": {"micro": 4}, "other.py": {"micro": 8}}))
-    found = told_by(tmp_path / "train.py", {"env": {"A": "1"}})
+    (tmp_path / TUNED_FILE).write_text(json.dumps({"train.py": {"micro": 4}, "other.py": {"micro": 8}}))
+    found = apply_script_defaults(tmp_path / "train.py", {"env": {"A": "1"}})
     assert (found["framework"], found["env"]) == ("torch", {"A": "1", "FALAJ_TRAIN": '{"micro": 4}'})
     said = {"framework": "plain", "env": {"FALAJ_TRAIN": "{}"}}
-    assert told_by(tmp_path / "train.py", said) == said
+    assert apply_script_defaults(tmp_path / "train.py", said) == said
 
 
 def test_a_script_that_was_not_tuned_gets_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
-    (tmp_path / TUNED).write_text(json.dumps({"other.py": {"micro": 8}}))
-    assert told_by(tmp_path / "train.py", {"command": "train.py"}) == {"command": "train.py", "env": {}}
+    (tmp_path / TUNED_FILE).write_text(json.dumps({"other.py": {"micro": 8}}))
+    assert apply_script_defaults(tmp_path / "train.py", {"command": "train.py"}) == {"command": "train.py", "env": {}}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3"])
 def test_a_broken_file_is_said_to_be_one(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
-    (tmp_path / TUNED).write_text(text)
+    (tmp_path / TUNED_FILE).write_text(text)
     with pytest.raises(Invalid, match="cannot be read"):
-        told_by(tmp_path / "train.py", {})
+        apply_script_defaults(tmp_path / "train.py", {})

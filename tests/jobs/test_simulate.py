@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Denied, Invalid
-from falaj.fleet.queues import tree_of
+from falaj.fleet.queues import parse_tree
 from falaj.fleet.records import Cluster, QueueRule
-from falaj.jobs.replay import PastJob
-from falaj.jobs.simulate import _verdict, _whose, played
-from falaj.jobs.spec import spec_of
+from falaj.jobs.job_history import PastJob
+from falaj.jobs.simulation import _describe_change, _list_queue_paths, simulate_jobs
+from falaj.jobs.spec import parse_spec
 from falaj.schedule.model import NORMAL
-from falaj.simulator.trace import machines
+from falaj.simulator.trace import make_nodes
 from tests.jobs.lab import Lab
 from tests.town import Town, refusal
 
@@ -26,29 +26,31 @@ TREE = {
 
 def _past(queue: str, at: float, seconds: int, gpus: int, cpus: int = 1) -> PastJob:
     words = {"command": ["train"], "gpus": gpus, "cpus": cpus, "checkpoint": "every=1s,save=1s,restart=1s"}
-    spec = spec_of(words)
+    spec = parse_spec(words)
     return PastJob(f"root/{queue}", f"t/{queue}", NORMAL, spec, None, f"p/{queue}", at, seconds)
 
 
 def _rules(words: dict[str, Any]) -> tuple[QueueRule, ...]:
-    return tuple(tree_of(words).values())
+    return tuple(parse_tree(words).values())
 
 
 def test_a_guarantee_helps_its_queue_and_costs_the_others() -> None:
     jobs = tuple(_past("a", n, 5000, 8) for n in range(20)) + tuple(_past("b", 100 + n, 300, 8) for n in range(4))
     plain = _rules({**TREE, "root/b": {"projects": ["t/b"]}})
-    nodes = list(machines(2, 8))
-    before, after = (played(jobs, rules, nodes) for rules in (plain, _rules(TREE)))
+    nodes = list(make_nodes(2, 8))
+    before, after = (simulate_jobs(jobs, rules, nodes) for rules in (plain, _rules(TREE)))
     assert before.jobs == after.jobs == len(jobs)
     assert after.queues["root/b"] < before.queues["root/b"]
-    assert _verdict("root/b", before, after).startswith("gains")
-    assert played(jobs, plain, nodes) == before
+    assert _describe_change("root/b", before, after).startswith("gains")
+    assert simulate_jobs(jobs, plain, nodes) == before
 
 
 def test_jobs_of_a_queue_that_is_gone_go_where_their_project_goes() -> None:
     rules = _rules({"root": {}, "root/all": {"projects": ["*"]}})
-    assert played((_past("a", 0, 10, 1),), rules, list(machines(1, 8))).queues == {"root/all": pytest.approx(10, abs=1)}
-    lost = played((_past("a", 0, 10, 1),), _rules({"root/b": {"projects": ["t/b"]}}), list(machines(1, 8)))
+    assert simulate_jobs((_past("a", 0, 10, 1),), rules, list(make_nodes(1, 8))).queues == {
+        "root/all": pytest.approx(10, abs=1)
+    }
+    lost = simulate_jobs((_past("a", 0, 10, 1),), _rules({"root/b": {"projects": ["t/b"]}}), list(make_nodes(1, 8)))
     assert (lost.jobs, lost.never) == (0, {"nowhere": 1})
 
 
@@ -56,44 +58,44 @@ def test_those_who_change_queues_are_compared_with_themselves() -> None:
     jobs = (_past("a", 0, 100, 1), _past("b", 0, 100, 99), _past("b", 0, 900, 1), _past("c", 0, 100, 1))
     now = _rules({f"root/{name}": {"projects": [f"t/{name}"]} for name in "abc"})
     then = _rules({"root/a": {"projects": ["t/a", "t/b"]}})
-    whose = _whose(jobs, {"now": now, "changed": then})
-    nodes = list(machines(1, 8))
-    before, after = (played(jobs, rules, nodes, whose=whose) for rules in (now, then))
+    whose = _list_queue_paths(jobs, {"now": now, "changed": then})
+    nodes = list(make_nodes(1, 8))
+    before, after = (simulate_jobs(jobs, rules, nodes, queue_paths=whose) for rules in (now, then))
     moved, gone = "root/b -> root/a", "root/c -> nowhere"
     assert (before.never, after.never) == ({moved: 1}, {moved: 1, gone: 1})
-    assert [_verdict(name, before, after) for name in ("root/a", moved, gone)] == [
+    assert [_describe_change(name, before, after) for name in ("root/a", moved, gone)] == [
         "the same", "the same", "loses: 1 job never starts",
     ]  # fmt: skip
 
 
 def test_jobs_that_never_start_are_counted_as_a_loss() -> None:
     jobs = tuple(_past("a", n, 100, gpus) for n, gpus in enumerate((1, 1, 4, 8)))
-    nodes, fits = list(machines(1, 8)), {"root/a": {"projects": ["t/a"]}}
-    before = played(jobs, _rules(fits), nodes)
-    after = played(jobs, _rules({"root/a": {**fits["root/a"], "limit": {"gpu": "2"}}}), nodes)
+    nodes, fits = list(make_nodes(1, 8)), {"root/a": {"projects": ["t/a"]}}
+    before = simulate_jobs(jobs, _rules(fits), nodes)
+    after = simulate_jobs(jobs, _rules({"root/a": {**fits["root/a"], "limit": {"gpu": "2"}}}), nodes)
     assert (before.never, after.jobs, after.never) == ({}, 2, {"root/a": 2})
     assert after.fairness == before.fairness == 1.0, "one queue is even with itself"
-    assert _verdict("root/a", before, after) == "loses: 2 jobs never start"
+    assert _describe_change("root/a", before, after) == "loses: 2 jobs never start"
 
 
 def test_a_job_is_played_where_it_may_run() -> None:
     there = {"sim": Cluster("sim", "process:", "home"), "far": Cluster("far", "process:", "home", ("other",))}
     bound = replace(_past("a", 0, 100, 1), spec=replace(_past("a", 0, 1, 1).spec, cluster="far"))
-    rules, nodes = _rules({"root/a": {"projects": ["t/a"]}}), list(machines(1, 8))
-    assert played((bound, _past("a", 0, 100, 1)), rules, nodes, there).never == {"root/a": 1}
+    rules, nodes = _rules({"root/a": {"projects": ["t/a"]}}), list(make_nodes(1, 8))
+    assert simulate_jobs((bound, _past("a", 0, 100, 1)), rules, nodes, there).never == {"root/a": 1}
 
 
 def test_one_that_has_not_run_is_taken_to_run_as_long_as_its_kind() -> None:
     jobs = (_past("a", 0, 100, 8), _past("a", 1, 0, 8))
-    outcome = played(jobs, _rules({"root/a": {"projects": ["t/a"]}}), list(machines(1, 8)))
+    outcome = simulate_jobs(jobs, _rules({"root/a": {"projects": ["t/a"]}}), list(make_nodes(1, 8)))
     assert (outcome.jobs, outcome.makespan) == (2, pytest.approx(200, abs=3))
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_policies_are_compared_on_the_same_jobs(gpus: int) -> None:
     jobs = tuple(_past("a", n, took, gpus, cpus=96) for n, took in enumerate((900, 30, 20, 10)))
-    rules, nodes = _rules({"root/a": {"projects": ["t/a"]}}), list(machines(1, gpus))
-    first, short = (played(jobs, rules, nodes, policy=policy) for policy in ("fifo", "srtf"))
+    rules, nodes = _rules({"root/a": {"projects": ["t/a"]}}), list(make_nodes(1, gpus))
+    first, short = (simulate_jobs(jobs, rules, nodes, policy=policy) for policy in ("fifo", "srtf"))
     assert (first.jobs, short.jobs) == (4, 4)
     assert short.jct_mean < first.jct_mean
     assert first.jct_p50 > 800

@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from falaj.fleet.subjects import node_subject
+from falaj.fleet.telemetry_targets import make_node_target
 from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
@@ -21,7 +21,7 @@ def test_one_frame_shows_clusters_queues_nodes_and_gpus(tmp_path: Path) -> None:
         house = lab.here.house
         telemetry, now = house.desks["clusters"].telemetry, house.system().now()
         told = {"load": 1.5, "0.busy": 87.0, "0.memory": 40_000.0, "0.memory_total": 80_000.0, "0.temperature": 64.0}
-        telemetry.put(node_subject("local/node-1", house.settings.zone), now, told, now)
+        telemetry.put(make_node_target("local/node-1", house.settings.zone), now, told, now)
         telemetry.flush()
         shown = lab.here.jobs.top(once=True)
         frame = "\n".join(shown.lines)

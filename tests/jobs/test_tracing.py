@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import falaj
-from falaj.core import trace
+from falaj.core import tracing
 from falaj.core.label import Label
-from falaj.jobs import tracing
+from falaj.jobs import job_tracing
 from tests.api.small import serving
 from tests.collector import Collector
 from tests.jobs.lab import until
@@ -34,7 +34,7 @@ print(os.environ["FALAJ_TRACEPARENT"], flush=True)
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with Collector() as one:
-        monkeypatch.setenv(trace.ENDPOINT, one.url)
+        monkeypatch.setenv(tracing.ENDPOINT_VARIABLE, one.url)
         yield one
 
 
@@ -94,12 +94,12 @@ def record(label: str = "", **more: Any) -> Any:
 
 
 def test_what_attempts_say_is_bounded_and_stays_in_their_own_trace(collector: Collector) -> None:
-    tracing.heard(record(), FACTS)
-    tracing.heard(record(trace=""), FACTS)
-    tracing.heard(record(trace=f"00-{TRACE}-{SPAN}-00"), FACTS)
+    job_tracing.send_spans(record(), FACTS)
+    job_tracing.send_spans(record(trace=""), FACTS)
+    job_tracing.send_spans(record(trace=f"00-{TRACE}-{SPAN}-00"), FACTS)
     collector.until(lambda one: len(one.spans) >= 2)
     good, long = collector.spans
-    mine = trace.Link(TRACE, SPAN).below("a-1")
+    mine = tracing.SpanContext(TRACE, SPAN).below("a-1")
     assert (good["traceId"], good["spanId"], good["parentSpanId"]) == (TRACE, "1" * 16, "2" * 16)
     assert good["attributes"] == {"falaj.slot": "3"}
     assert (len(long["name"]), long["parentSpanId"], len(long["status"]["message"])) == (80, mine.span, 256)
@@ -109,7 +109,7 @@ def test_spans_of_a_job_on_labelled_data_leave_without_its_texts(collector: Coll
     named = [
         {**FACTS[0], "name": name, "span": f"{number}" * 16} for number, name in enumerate(("Amal Rashed", "run"), 1)
     ]
-    tracing.heard(record("AE-PDPL,sensitive"), [{**named[0], "failed": "Amal Rashed"}, named[1]])
+    job_tracing.send_spans(record("AE-PDPL,sensitive"), [{**named[0], "failed": "Amal Rashed"}, named[1]])
     collector.until(lambda one: len(one.spans) >= 2)
     assert [span["name"] for span in collector.spans] == ["span", "run"]
     assert collector.spans[0]["status"]["message"] == "failed"
@@ -117,14 +117,16 @@ def test_spans_of_a_job_on_labelled_data_leave_without_its_texts(collector: Coll
 
 def test_attempts_are_told_of_the_trace_and_never_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     body = record().body
-    monkeypatch.delenv(trace.ENDPOINT, raising=False)
-    mine = trace.Link(TRACE, SPAN).below("a-1").header
-    assert tracing.environment(body) == {"FALAJ_TRACEPARENT": mine}
-    assert tracing.environment({**body, "trace": ""}) == {}
-    monkeypatch.setenv(trace.ENDPOINT, "http://collector:4318")
+    monkeypatch.delenv(tracing.ENDPOINT_VARIABLE, raising=False)
+    mine = tracing.SpanContext(TRACE, SPAN).below("a-1").header
+    assert job_tracing.build_trace_environment(body) == {"FALAJ_TRACEPARENT": mine}
+    assert job_tracing.build_trace_environment({**body, "trace": ""}) == {}
+    monkeypatch.setenv(tracing.ENDPOINT_VARIABLE, "http://collector:4318")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
-    assert tracing.environment({**body, "trace": ""}) == {trace.ENDPOINT: "http://collector:4318"}
-    monkeypatch.setenv(trace.ENDPOINT, "http://user:secret@collector:4318")  # pragma: allowlist secret
-    assert tracing.environment({**body, "trace": ""}) == {}
-    assert "secret" not in str(tracing.environment(body))
+    assert job_tracing.build_trace_environment({**body, "trace": ""}) == {
+        tracing.ENDPOINT_VARIABLE: "http://collector:4318"
+    }
+    monkeypatch.setenv(tracing.ENDPOINT_VARIABLE, "http://user:secret@collector:4318")  # pragma: allowlist secret
+    assert job_tracing.build_trace_environment({**body, "trace": ""}) == {}
+    assert "secret" not in str(job_tracing.build_trace_environment(body))
     assert os.environ["OTEL_EXPORTER_OTLP_HEADERS"]

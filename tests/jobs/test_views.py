@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.ref import Ref
-from falaj.jobs.views import commands, fixes
+from falaj.jobs.views import to_calls, to_commands
 from tests.jobs.lab import Lab
 
 JOB = Ref("job", "fraud", "train-1")
@@ -42,8 +42,8 @@ JOB = Ref("job", "fraud", "train-1")
 def test_a_fix_as_calls_and_as_commands(
     change: dict[str, str], calls: list[tuple[str, object]], typed: list[str]
 ) -> None:
-    assert list(fixes(JOB, change.items())) == calls
-    assert list(commands(JOB, change.items())) == typed
+    assert list(to_calls(JOB, change.items())) == calls
+    assert list(to_commands(JOB, change.items())) == typed
 
 
 def test_an_attempt_remembers_when_it_was_placed_and_whose_it_is(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from falaj.core.errors import Invalid
-from falaj.fleet.elastic import WAITS
-from falaj.fleet.use import house_of
+from falaj.fleet.elastic_capacity import WAITS_KEY
+from falaj.fleet.fleet_use import make_system_context
 from tests.jobs.lab import Lab, until
 from tests.town import refusal
 
@@ -78,10 +78,10 @@ def test_kinds_of_nodes_elsewhere_are_no_reason(tmp_path: Path) -> None:
         here.clusters.add("rays", "ray:http://127.0.0.1:1?insecure=loopback")
         job = lab.submit("print(1)", cluster="rays")
         ctx, ledger = here.house.context(here.actor), here.house.ledger
-        with ledger.project(house_of(ctx)) as tx:
-            last, found = tx.key(WAITS), tx.need(job.ref).body["id"]
+        with ledger.project(make_system_context(ctx)) as tx:
+            last, found = tx.key(WAITS_KEY), tx.need(job.ref).body["id"]
             told = {"kind": "", "jobs": {found: "no kind of node would start it"}}
-            tx.put(WAITS, told, rev=last.rev if last else None)
+            tx.put(WAITS_KEY, told, rev=last.rev if last else None)
         why = here.jobs.why(job.ref)
     assert (why.reason, why.text) == ("place", "rays has told of no nodes yet"), why
 

@@ -11,19 +11,19 @@ import numpy as np
 
 import falaj
 from falaj.core.ref import Ref
-from falaj.drift.packing import packed
-from falaj.drift.profile import profile_of, read_profile, to_json
-from falaj.drift.records import FILE, Profile, Quality
-from falaj.drift.tally import Tally
-from falaj.monitor.loop import MonitorLoop
-from falaj.monitor.plans import plan_in
-from falaj.monitor.records import Figures
-from falaj.monitor.windows import slot_of
-from falaj.serve.blocks import Whose
-from falaj.serve.counts import Counted, bucket
-from falaj.serve.journal import Logged
-from falaj.serve.sketches import Sketched
-from falaj.store.loop import Turn, house_context
+from falaj.drift.profiles import build_profile, encode_profile, read_profile
+from falaj.drift.records import PROFILE_FILE, DataProfile, ModelQuality
+from falaj.drift.tally import DataTally
+from falaj.drift.tally_encoding import encode_tally
+from falaj.monitor.monitor_loop import MonitorLoop
+from falaj.monitor.plans import read_plan
+from falaj.monitor.records import ReportFigures
+from falaj.monitor.windows import find_slot_start
+from falaj.serve.drift_counts import DriftCountRow
+from falaj.serve.request_counts import CountRow, latency_bucket
+from falaj.serve.request_journal import JournalRow
+from falaj.serve.sealed_blocks import RowOwner
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from tests.infer import models
 
 MINUTE = 60.0
@@ -38,11 +38,11 @@ def columns(rows: int, seed: int = 0, shift: float = 0.0) -> dict[str, Any]:
     return {**made, "score": 1 / (1 + np.exp(-made[NAMES[1]]))}
 
 
-def profile(rows: int = 20_000, **more: Any) -> Profile:
+def profile(rows: int = 20_000, **more: Any) -> DataProfile:
     """What the model was made on."""
     known = columns(rows, seed=99)
     score = {"score": known.pop("score")}
-    return profile_of(known, predictions=score, tensors={"x": NAMES, "score": ("score",)}, **more)
+    return build_profile(known, predictions=score, tensors={"x": NAMES, "score": ("score",)}, **more)
 
 
 class Ground:
@@ -54,7 +54,7 @@ class Ground:
         self.here = here or falaj.connect(str(home / "house"))
         self.house = self.here.house
         self.desk = self.house.desks["monitor"]
-        self.begun = slot_of(falaj_now(), MINUTE) + MINUTE
+        self.begun = find_slot_start(falaj_now(), MINUTE) + MINUTE
         self.now = self.begun
         self.loop = self.fresh()
         self._numbers: dict[str, int] = {}
@@ -71,19 +71,19 @@ class Ground:
         self.turn()
         return self
 
-    def model(self, seed: int = 7, *, with_: Profile | None = None, inputs: Mapping[str, Any] | None = None) -> Ref:
+    def model(self, seed: int = 7, *, with_: DataProfile | None = None, inputs: Mapping[str, Any] | None = None) -> Ref:
         """A version of a small model."""
         folder = models.mlp(self.home / f"model-{seed}", seed=seed)
         if with_ is not None:
-            (folder / FILE).write_bytes(to_json(with_))
+            (folder / PROFILE_FILE).write_bytes(encode_profile(with_))
         made: Ref = self.here.catalog.publish("model:fraud/scorer", str(folder), inputs=inputs or {}).ref
         return made
 
     def turn(self, to: float = 0.0, loop: MonitorLoop | None = None, alive: bool = True) -> bool:
         """One turn, later."""
         self.now = max(self.now, to)
-        ctx = replace(house_context("monitor", self.house.settings.zone), now=lambda: self.now)
-        return (loop or self.loop).step(Turn(ctx, id(loop or self.loop), lambda: alive))
+        ctx = replace(system_context("monitor", self.house.settings.zone), now=lambda: self.now)
+        return (loop or self.loop).step(LoopIteration(ctx, id(loop or self.loop), lambda: alive))
 
     def turns(self, to: float) -> None:
         """As many as there is work for."""
@@ -97,31 +97,41 @@ class Ground:
             return tx.need(Ref("watch", "fraud", self.ref.name))
 
     @property
-    def whose(self) -> Whose:
-        return Whose("house", self.ref, self.house.settings.zone)
+    def whose(self) -> RowOwner:
+        return RowOwner("house", self.ref, self.house.settings.zone)
 
     def count(
         self, rows: int, at: float, *, replica: str = "r1-1", revision: int = 1, ids: Any = (), **more: Any
-    ) -> Sketched:
+    ) -> DriftCountRow:
         """A delta that a replica flushed at a moment; not kept yet."""
         found = self.desk.baselines.profile("house", self.ref, revision)
         assert found is not None
-        tally = Tally(found)
+        tally = DataTally(found)
         number = self._numbers[replica] = self._numbers.get(replica, 0) + 1
         tally.add(columns(rows, seed=sum(self._numbers.values()), **more), ids=ids)
         digest = self.desk.baselines.digest("house", self.ref, revision)
-        return Sketched(at - 10, at, revision, replica, number, digest, packed(tally))
+        return DriftCountRow(at - 10, at, revision, replica, number, digest, encode_tally(tally))
 
-    def append(self, *rows: Sketched) -> None:
+    def append(self, *rows: DriftCountRow) -> None:
         """As a gateway does."""
         self.desk.serve.sketches.append(self.whose, rows)
 
     def ask(self, at: float, requests: int, *, errors: int = 0, revision: int = 1, took_us: int = 900) -> None:
         """What a gateway counted in a second."""
-        row = Counted(
-            "house", str(self.ref), "base", revision, at, requests, errors, {bucket(took_us): requests}, 0, 0, "g1",
+        row = CountRow(
+            "house",
+            str(self.ref),
+            "base",
+            revision,
+            at,
+            requests,
+            errors,
+            {latency_bucket(took_us): requests},
+            0,
+            0,
+            "g1",
             self.whose.zone,
-        )  # fmt: skip
+        )
         self.desk.serve.counts.append([row])
 
     def log(self, at: float, ids: list[str], scores: list[float], revision: int = 1, seed: int = 0) -> None:
@@ -132,7 +142,7 @@ class Ground:
             asked = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": values}]}
             said = {"outputs": [{"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [score]}]}
             bodies = json.dumps(asked).encode(), json.dumps(said).encode()
-            rows.append(Logged(at, id_, "", "base", revision, 200, 900, "amal", *bodies, "json"))
+            rows.append(JournalRow(at, id_, "", "base", revision, 200, 900, "amal", *bodies, "json"))
         self.desk.serve.journal.append(self.whose, rows)
 
     def windows(self) -> list[Any]:
@@ -148,11 +158,11 @@ class Ground:
         """How many windows the log says were judged."""
         return sum("number" in event.body for event in self.events("monitor.judge"))
 
-    def figures(self, span_s: float) -> Figures:
+    def figures(self, span_s: float) -> ReportFigures:
         """What a report would show of the time before `now`."""
         ctx, body = self.house.system(), self.record.body
         entry, span = body["revisions"]["1"], (self.now - span_s, self.now)
-        found: Figures = self.desk._figures(ctx, self.ref, 1, plan_in(body), span, entry)
+        found: ReportFigures = self.desk._collect_figures(ctx, self.ref, 1, read_plan(body), span, entry)
         return found
 
     def close(self) -> None:
@@ -166,7 +176,7 @@ def falaj_now() -> float:
     return time.time()
 
 
-def good(profile_: Profile, accuracy: float) -> Profile:
+def good(profile_: DataProfile, accuracy: float) -> DataProfile:
     """A profile that knows how good the model was."""
-    quality = Quality("binary", {"accuracy": accuracy}, rows=20_000)
-    return read_profile(to_json(replace(profile_, quality=quality)))
+    quality = ModelQuality("binary", {"accuracy": accuracy}, rows=20_000)
+    return read_profile(encode_profile(replace(profile_, quality=quality)))

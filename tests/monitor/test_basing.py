@@ -9,8 +9,8 @@ import pytest
 
 import falaj
 from falaj.core.errors import Invalid
-from falaj.monitor.basing import profiled, stacked
-from falaj.serve.journal import Logged
+from falaj.monitor.baseline_search import profile_requests, stack_tensors
+from falaj.serve.request_journal import JournalRow
 from tests.infer import models
 from tests.jobs.lab import until
 
@@ -20,13 +20,13 @@ ENDPOINT = "endpoint:fraud/score"
 def test_requests_of_another_shape_than_most_are_left_out_of_a_baseline() -> None:
     usual = [{"x": ((2, 2), [1.0, 2.0, 3.0, 4.0]), "who": ((2,), ["a", "b"])}] * 3
     odd = [{"x": ((1, 3), [1.0, 2.0, 3.0])}, {}, {"x": ((0, 2), [])}, {"x": ((2, 2), [1.0] * 4), "who": ((1,), ["a"])}]
-    found = stacked([*odd, *usual])
+    found = stack_tensors([*odd, *usual])
     assert {name: array.shape for name, array in found.items()} == {"who": (6, 1), "x": (6, 2)}
     assert found["who"][:, 0].tolist() == ["a", "b"] * 3
-    assert stacked([]) == {}
-    row = Logged(0.0, "i", "", "base", 1, 200, 1, "me", b"no json", b"{}", "json")
+    assert stack_tensors([]) == {}
+    row = JournalRow(0.0, "i", "", "base", 1, 200, 1, "me", b"no json", b"{}", "json")
     with pytest.raises(Invalid, match="cannot be read as columns"):
-        profiled([row] * 5)
+        profile_requests([row] * 5)
 
 
 @pytest.mark.slow

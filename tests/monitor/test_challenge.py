@@ -5,22 +5,22 @@ import random
 
 import pytest
 
-from falaj.drift.paired import BETTER
-from falaj.monitor.challenge import compared, paired, truths
-from falaj.serve.journal import Logged
-from falaj.serve.labels import Labelled, Quality
+from falaj.drift.paired_test import VERDICT_BETTER
+from falaj.monitor.challenger_test import compare_losses, index_labels, pair_answers
+from falaj.serve.late_labels import LabelRow, QualityMeasure
+from falaj.serve.request_journal import JournalRow
 
-OUTPUT = Quality("y")
+OUTPUT = QualityMeasure("y")
 
 
 def answer(
     id_: str, arm: str, revision: int, *values: float, at: float = 0.0, status: int = 200, key: str = ""
-) -> Logged:
+) -> JournalRow:
     body = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [len(values), 1], "data": list(values)}]}
-    return Logged(at, id_, key, arm, revision, status, 100, "amal", b"{}", json.dumps(body).encode(), "json")
+    return JournalRow(at, id_, key, arm, revision, status, 100, "amal", b"{}", json.dumps(body).encode(), "json")
 
 
-def both(id_: str, champion: float, challenger: float, **more: object) -> list[Logged]:
+def both(id_: str, champion: float, challenger: float, **more: object) -> list[JournalRow]:
     return [answer(id_, "base", 1, champion, **more), answer(id_, "shadow", 2, challenger, **more)]  # type: ignore[arg-type]
 
 
@@ -37,10 +37,10 @@ def test_pairs_are_answers_to_one_request() -> None:
         answer("g", "base", 1, 0.5, 0.6),
         answer("g", "shadow", 2, 0.5),  # not the same rows
     ]
-    found = paired(rows, 1, 2, OUTPUT)
+    found = pair_answers(rows, 1, 2, OUTPUT)
     assert [(one.id, one.values, two.values) for one, two in found] == [("a", (1.0,), (0.0,)), ("b", (0.0,), (0.0,))]
-    assert paired(rows, 1, 2, Quality("")) == found, "the first output, where nobody names one"
-    assert paired(rows, 1, 2, Quality("z")) == []
+    assert pair_answers(rows, 1, 2, QualityMeasure("")) == found, "the first output, where nobody names one"
+    assert pair_answers(rows, 1, 2, QualityMeasure("z")) == []
 
 
 def test_the_better_one_is_found() -> None:
@@ -50,16 +50,16 @@ def test_the_better_one_is_found() -> None:
         truth = chance.random() < 0.5
         champion = truth if chance.random() < 0.7 else not truth
         rows += both(str(number), float(champion), float(truth), at=float(number))
-        labels.append(Labelled(1000.0, str(number), "", float(truth)))
-    pairs, same = compared(paired(rows, 1, 2, OUTPUT), truths(labels), OUTPUT)
+        labels.append(LabelRow(1000.0, str(number), "", float(truth)))
+    pairs, same = compare_losses(pair_answers(rows, 1, 2, OUTPUT), index_labels(labels), OUTPUT)
     reading = pairs.read(0.01)
-    assert (pairs.rows, reading.verdict, reading.challenger) == (600, BETTER, 0.0)
+    assert (pairs.rows, reading.verdict, reading.challenger) == (600, VERDICT_BETTER, 0.0)
     assert same == pytest.approx(0.7, abs=0.06)
 
 
 def test_labels_by_key_are_of_requests_before_them() -> None:
     rows = [*both("a", 1.0, 0.0, at=1.0, key="k"), *both("b", 1.0, 0.0, at=5.0, key="k"), *both("c", 0.0, 0.0, at=9.0)]
-    labels = [Labelled(3.0, "", "k", 1.0), Labelled(7.0, "", "k", 0.0)]
-    pairs, _ = compared(paired(rows, 1, 2, OUTPUT), truths(labels), OUTPUT)
+    labels = [LabelRow(3.0, "", "k", 1.0), LabelRow(7.0, "", "k", 0.0)]
+    pairs, _ = compare_losses(pair_answers(rows, 1, 2, OUTPUT), index_labels(labels), OUTPUT)
     assert (pairs.rows, pairs.champion, pairs.challenger) == (2, 1.0, 1.0)
-    assert compared([], truths([]), OUTPUT)[0].rows == 0
+    assert compare_losses([], index_labels([]), OUTPUT)[0].rows == 0

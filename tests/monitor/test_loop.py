@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Conflict, Invalid, NotFound
-from falaj.core.event import new_id
+from falaj.core.event import generate_id
 from falaj.core.ref import Ref
-from falaj.drift.profile import to_json
-from falaj.drift.tally import Tally
-from falaj.monitor.basing import LEAST_TRAFFIC
-from falaj.monitor.errands import told
-from falaj.serve.labels import Labelled
-from falaj.serve.sketches import Sketched
+from falaj.drift.profiles import encode_profile
+from falaj.drift.tally import DataTally
+from falaj.monitor.baseline_search import MIN_TRAFFIC_ROWS
+from falaj.monitor.client_commands import format_report
+from falaj.serve.drift_counts import DriftCountRow
+from falaj.serve.late_labels import LabelRow
 from tests.infer import models
 from tests.monitor.ground import FEW, MINUTE, NAMES, Ground, columns, good, profile
 from tests.serve.laptop import forget
@@ -81,7 +81,7 @@ def test_windows_find_the_column_that_moved_and_count_every_delta_once(ground: G
     assert ([one.number for one in rest.windows], rest.next) == ([1], "")
     figures = ground.figures(6 * MINUTE)
     assert (figures.rows, figures.axes[0].name, len(figures.windows)) == (900 + 150 + 1200, NAMES[0], 2)
-    assert "since" in "\n".join(told(figures, "a report"))
+    assert "since" in "\n".join(format_report(figures, "a report"))
 
 
 def test_few_rows_wait_for_more_and_nobody_asking_costs_no_window(ground: Ground) -> None:
@@ -131,9 +131,9 @@ def test_labels_of_requests_that_nobody_kept_are_joined_with_the_rows_that_were_
     assert drawn == {"", *ids}
     scores = columns(600, seed=1)["score"]
     truth = np.where(rng.random(600) < 0.6, scores >= 0.5, scores < 0.5)  # six of ten are right
-    late = [Labelled(at + 20, id_, "", float(one)) for id_, one in zip(ids, truth, strict=True)]
+    late = [LabelRow(at + 20, id_, "", float(one)) for id_, one in zip(ids, truth, strict=True)]
     ground.log(at + 5, ids[:100], scores[:100].tolist())  # some were kept as well: they count once
-    ground.desk.serve.labels.append(ground.whose, [*late, Labelled(at + 21, new_id(), "", 1.0)])
+    ground.desk.serve.labels.append(ground.whose, [*late, LabelRow(at + 21, generate_id(), "", 1.0)])
     ground.turns(at + 2 * MINUTE + 5)
     window = ground.windows()[0]
     (found,) = [one for one in window.findings if one.what == "performance" and one.measure == "accuracy"]
@@ -144,27 +144,27 @@ def test_labels_of_requests_that_nobody_kept_are_joined_with_the_rows_that_were_
     assert left == {"", *ids[7:]}
 
 
-def _drawn(ground: Ground, row: Sketched) -> tuple[str, ...]:
+def _drawn(ground: Ground, row: DriftCountRow) -> tuple[str, ...]:
     profile = ground.desk.baselines.profile("house", ground.ref, 1)
     assert profile is not None
-    return Tally.from_bytes(row.data, profile).sample.ids
+    return DataTally.from_bytes(row.data, profile).sample.ids
 
 
 def test_labels_that_come_late_tell_how_good_it_was(ground: Ground) -> None:
     """By when they came, few of them wait; floods are cut, and labels of nobody are told of."""
     at = ground.begun
-    ids = [new_id() for _ in range(400)]
+    ids = [generate_id() for _ in range(400)]
     scores = np.random.default_rng(3).random(400)
     truth = np.where(np.random.default_rng(4).random(400) < 0.6, scores >= 0.5, scores < 0.5)  # six of ten are right
     ground.log(at + 5, ids, scores.round(4).tolist())
-    keep = [Labelled(at + 100, id_, "", float(one)) for id_, one in zip(ids, truth, strict=True)]
+    keep = [LabelRow(at + 100, id_, "", float(one)) for id_, one in zip(ids, truth, strict=True)]
     ground.append(ground.count(400, at + 10), ground.count(400, at + 100), ground.count(400, at + 130))
     ground.desk.serve.labels.append(ground.whose, keep[:50])
     ground.turns(at + 2 * MINUTE + 5)
     assert ground.windows()[-1].labels == 50
     assert "50 labelled rows wait until there are 100" in ground.windows()[-1].note
     ground.desk.serve.labels.append(ground.whose, [one._replace(at=at + 140) for one in keep[50:]])
-    ground.desk.serve.labels.append(ground.whose, [Labelled(at + 141, new_id(), "", 1.0)])
+    ground.desk.serve.labels.append(ground.whose, [LabelRow(at + 141, generate_id(), "", 1.0)])
     ground.turns(at + 3 * MINUTE + 5)
     last = ground.windows()[-1]
     (found,) = [one for one in last.findings if one.what == "performance" and one.measure == "accuracy"]
@@ -279,8 +279,8 @@ def test_a_model_without_a_profile_is_compared_with_its_first_traffic(first: Any
     ground.here.serve.add(ground.ref, model)
     ground.turn()
     assert "waits for 1,000 requests in the journal" in ground.here.monitor.show(ground.ref).note
-    scores = np.random.default_rng(5).random(LEAST_TRAFFIC).round(4).tolist()
-    ground.log(ground.begun + 1, [new_id() for _ in scores], scores)
+    scores = np.random.default_rng(5).random(MIN_TRAFFIC_ROWS).round(4).tolist()
+    ground.log(ground.begun + 1, [generate_id() for _ in scores], scores)
     ground.turn(ground.begun + 40)
     shown = ground.here.monitor.show(ground.ref)
     assert (shown.baseline, shown.note) == ("traffic", "")
@@ -312,7 +312,7 @@ def test_a_broken_profile_is_said_and_the_training_data_is_asked_once(first: Any
     assert len([one for one in ground.here.jobs.list(project="fraud").jobs if "baseline" in one.ref.name]) == 1
     # What somebody makes by hand from this very model is taken, whenever it comes.
     (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "falaj.profile.json").write_bytes(to_json(PROFILE))
+    (tmp_path / "made" / "falaj.profile.json").write_bytes(encode_profile(PROFILE))
     inputs = {"model": model, "data": data}
     ground.here.catalog.publish("dataset:fraud/scorer.baseline", str(tmp_path / "made"), inputs=inputs)
     ground.turn(ground.begun + 90)
@@ -364,7 +364,7 @@ def test_another_endpoint_of_the_same_name_is_watched_anew(ground: Ground) -> No
     ground.turns(at + MINUTE + 5)
     with ground.house.ledger.write(ground.house.system()) as tx:
         old = tx.need(ground.ref)
-        tx.put(old.key, {**old.body, "id": new_id()}, rev=old.rev)
+        tx.put(old.key, {**old.body, "id": generate_id()}, rev=old.rev)
         tx.emit("serve.add", old.ref)
     ground.turn()
     assert (ground.windows(), ground.record.body["counted"]) == ([], {})

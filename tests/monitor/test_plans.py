@@ -4,7 +4,7 @@ import pytest
 
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
-from falaj.monitor.plans import checked, plan_in, worded
+from falaj.monitor.plans import apply_options, check_watch_plan, read_plan
 from falaj.monitor.records import WatchPlan
 from falaj.store.codec import to_plain
 
@@ -14,12 +14,12 @@ def test_words_reach_every_part_of_a_plan() -> None:
         "every_s": "600", "segment": "city", "alpha": "0.01", "persist": "3,5", "least_rows": "50", "rollback": "true",
         "retrain": "flow:fraud/retrain", "params": '{"rate": 0.1}', "most_a_day": "1", "approval": "no",
     }  # fmt: skip
-    plan = worded(WatchPlan(), words)
+    plan = apply_options(WatchPlan(), words)
     assert (plan.every_s, plan.segment, plan.rules.alpha, plan.rules.persist) == (600.0, "city", 0.01, (3, 5))
     assert (plan.acting.rollback, plan.acting.approval, plan.acting.most_a_day) == (True, False, 1)
     assert (plan.acting.retrain, plan.acting.params) == (Ref.parse("flow:fraud/retrain"), {"rate": "0.1"})
-    assert plan_in({"plan": to_plain(plan)}) == plan
-    assert worded(plan, {"retrain": ""}).acting.retrain is None
+    assert read_plan({"plan": to_plain(plan)}) == plan
+    assert apply_options(plan, {"retrain": ""}).acting.retrain is None
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_words_reach_every_part_of_a_plan() -> None:
 )
 def test_a_bad_word_is_named(words: dict[str, str], said: str) -> None:
     with pytest.raises(Invalid, match=said.replace("{", ".")):
-        worded(WatchPlan(), words)
-    assert checked(WatchPlan()) == WatchPlan()
+        apply_options(WatchPlan(), words)
+    assert check_watch_plan(WatchPlan()) == WatchPlan()

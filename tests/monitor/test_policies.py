@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from falaj.core.context import Context
-from falaj.core.errors import Conflict, Denied, Invalid, NotFound, Stale
+from falaj.core.context import CallContext
+from falaj.core.errors import Conflict, Denied, Invalid, NotFound, StaleRevision
 from falaj.core.ref import Ref
-from falaj.drift.records import Finding, Rules
-from falaj.monitor.records import Acting, WatchPlan, Window
-from falaj.monitor.watches import watch_of
-from falaj.platform import House
-from falaj.serve import life
-from falaj.serve.blocks import Whose
-from falaj.serve.counts import Counted, bucket
-from falaj.store.records import Record
+from falaj.drift.records import DriftFinding, DriftRules
+from falaj.monitor.records import ActionPlan, MonitorWindow, WatchPlan
+from falaj.monitor.watch_operations import make_watch_ref
+from falaj.serve import state_machine
+from falaj.serve.request_counts import CountRow, latency_bucket
+from falaj.serve.sealed_blocks import RowOwner
+from falaj.server import Server
+from falaj.store.records import LedgerRecord
 from tests.infer import models
 from tests.monitor.test_challenge import both
 from tests.serve.laptop import SMALL
 from tests.town import Town, refusal
 
 FLOW = Ref.parse("flow:fraud/retrain")
-ACTS = WatchPlan(every_s=60.0, acting=Acting(retrain=FLOW, rollback=True, cool_s=600.0))
+ACTS = WatchPlan(every_s=60.0, acting=ActionPlan(retrain=FLOW, rollback=True, cool_s=600.0))
 HOUR = 3600.0
 
 
@@ -44,7 +44,7 @@ class Ground:
         self.later_s = 0.0
 
     @property
-    def ctx(self) -> Context:
+    def ctx(self) -> CallContext:
         system = self.house.system()
         return replace(system, tenant="bank", now=lambda: system.now() + self.later_s)
 
@@ -62,20 +62,23 @@ class Ground:
         """What the loop of endpoints does when replicas are ready."""
         with self.ledger.write(self.ctx) as tx:
             old = tx.need(endpoint)
-            tx.emit("test.switch", tx.put(old.key, life.switched(old.body, to, self.ctx.now()), rev=old.rev).ref)
+            tx.emit(
+                "test.switch",
+                tx.put(old.key, state_machine.switch_traffic(old.body, to, self.ctx.now()), rev=old.rev).ref,
+            )
 
-    def record(self, endpoint: Ref) -> Record:
+    def record(self, endpoint: Ref) -> LedgerRecord:
         with self.ledger.read(self.ctx) as tx:
-            return tx.need(watch_of(endpoint))
+            return tx.need(make_watch_ref(endpoint))
 
-    def windows(self, endpoint: Ref, *kinds: str, revision: int = 1) -> Record:
+    def windows(self, endpoint: Ref, *kinds: str, revision: int = 1) -> LedgerRecord:
         """One more window for each, with an alarm of this kind; an empty one has none."""
         record = self.record(endpoint)
         for number, what in enumerate(kinds, 1):
-            alarm = Finding(
+            alarm = DriftFinding(
                 what, "age", measure="ks", value=0.3, p=0.0, rows=1000, alarm=True, said=f"{what}: age rose"
             )
-            window = Window(number * HOUR, (number + 1) * HOUR, revision, 1000, (alarm,) if what else ())
+            window = MonitorWindow(number * HOUR, (number + 1) * HOUR, revision, 1000, (alarm,) if what else ())
             record = self.desk.judged(self.ctx, record, window)
         return record
 
@@ -99,8 +102,8 @@ class Ground:
 
     def requests(self, endpoint: Ref, revision: int, requests: int, errors: int) -> None:
         """What a gateway counted in this second."""
-        row = Counted("bank", str(endpoint), "base", revision, self.ctx.now(), requests, errors,
-                      {bucket(100): requests}, 0, 0, "gateway-1", "ae-dubai")  # fmt: skip
+        row = CountRow("bank", str(endpoint), "base", revision, self.ctx.now(), requests, errors,
+                      {latency_bucket(100): requests}, 0, 0, "gateway-1", "ae-dubai")  # fmt: skip
         self.desk.serve.counts.append([row])
 
 
@@ -153,7 +156,7 @@ def test_a_platform_that_begins_anew_hears_what_came_of_it(ground: Ground) -> No
     ground.tend(endpoint)
     ground.flow_says("flows.start", id_)
     ground.flow_says("flows.end", id_, state="succeeded", note="worse in 2 of 3 segments")
-    del ground.desk.__dict__["_ears"]  # all that a process had in mind
+    del ground.desk.__dict__["_flow_follower"]  # all that a process had in mind
     ground.tend(endpoint)
     retrain = ground.mona.monitor.verdicts(endpoint)[0]
     assert (retrain.state, retrain.outcome) == ("done", "not deployed: worse in 2 of 3 segments")
@@ -163,9 +166,9 @@ def test_a_platform_that_begins_anew_hears_what_came_of_it(ground: Ground) -> No
 def test_what_was_decided_on_an_old_watch_is_not_written(ground: Ground) -> None:
     endpoint = ground.watched()
     record = ground.windows(endpoint, "input")
-    late = Window(HOUR, 2 * HOUR, 1, 1000, (Finding("input", "age", alarm=True),))
+    late = MonitorWindow(HOUR, 2 * HOUR, 1, 1000, (DriftFinding("input", "age", alarm=True),))
     ground.desk.judged(ground.ctx, record, late)
-    assert isinstance(refusal(lambda: ground.desk.judged(ground.ctx, record, late)), Stale)
+    assert isinstance(refusal(lambda: ground.desk.judged(ground.ctx, record, late)), StaleRevision)
     assert len(ground.events(endpoint, "monitor.verdict", "monitor.alert")) == 2
 
 
@@ -224,11 +227,11 @@ def test_killed_between_the_verdict_and_the_act(ground: Ground) -> None:
     ground.mona.serve.deploy(endpoint, ground.models[1])
     ground.switch(endpoint, 2)
     ground.requests(endpoint, 2, 40, 40)
-    act, ground.desk._act = ground.desk._act, lambda *_: False
+    act, ground.desk._do_action = ground.desk._do_action, lambda *_: False
     try:
         ground.tend(endpoint)
     finally:
-        del ground.desk._act
+        del ground.desk._do_action
     assert act is not None
     assert ground.events(endpoint, "serve.rollback") == []
     assert ground.state(endpoint) == "acting"
@@ -311,7 +314,7 @@ def test_a_shadow_is_compared_by_labels(ground: Ground) -> None:
     assert "no request" in view.said
     now = ground.ctx.now()
     rows = [one for number in range(150) for one in both(f"r{number}", 0.0, 1.0, at=now)]
-    ground.desk.serve.journal.append(Whose("bank", endpoint, "ae-dubai"), rows)
+    ground.desk.serve.journal.append(RowOwner("bank", endpoint, "ae-dubai"), rows)
     ground.mona.serve.label(endpoint, {f"r{number}": 1.0 for number in range(150)})
     view = ground.mona.monitor.challenge(endpoint, output="y")
     assert (view.pairs, view.labelled, view.same, view.verdict) == (150, 150, 0.0, "better")
@@ -322,17 +325,17 @@ def test_a_policy_is_replayed_on_windows_that_are_kept(ground: Ground) -> None:
     endpoint = ground.watched(WatchPlan())
     now = ground.ctx.now()
     for number in range(1, 6):
-        found = Finding("input", "age", measure="ks", value=0.3, p=1e-9, rows=1000, alarm=True, said="age rose")
+        found = DriftFinding("input", "age", measure="ks", value=0.3, p=1e-9, rows=1000, alarm=True, said="age rose")
         span = now - (6 - number) * HOUR, now - (5 - number) * HOUR
-        window = Window(*span, 1, 1000, (found,) if number > 1 else (), number=number)
-        ground.desk.kept.append(Whose("bank", endpoint, "ae-dubai"), window)
+        window = MonitorWindow(*span, 1, 1000, (found,) if number > 1 else (), number=number)
+        ground.desk.kept.append(RowOwner("bank", endpoint, "ae-dubai"), window)
     before = len(ground.town.events())
     told = ground.mona.monitor.replay(endpoint)
     assert (told.windows, [one.action for one in told.verdicts]) == (5, ["alert"])
     told = ground.mona.monitor.replay(endpoint, more={"retrain": "flow:fraud/retrain"}, since="4h")
     assert [one.action for one in told.verdicts] == ["alert", "retrain"]
     assert "age rose" in "\n".join(told.lines)
-    told = ground.mona.monitor.replay(endpoint, plan=replace(ACTS, rules=Rules(least_step=0.5)))
+    told = ground.mona.monitor.replay(endpoint, plan=replace(ACTS, rules=DriftRules(least_step=0.5)))
     assert (told.verdicts, set(told.states)) == ((), {"ok"})
     assert isinstance(refusal(lambda: ground.mona.monitor.replay(endpoint, since="soon")), Invalid)
     changed = [one.verb for one in ground.town.events()[before:]]
@@ -345,12 +348,12 @@ def test_two_platforms_do_one_thing(ground: Ground) -> None:
     ground.mona.serve.deploy(endpoint, ground.models[1])
     ground.switch(endpoint, 2)
     ground.requests(endpoint, 2, 40, 40)
-    other = House(ground.house.settings)
+    other = Server(ground.house.settings)
     try:
         seen, ctx = ground.record(endpoint), ground.ctx
         assert ground.desk.tend(ctx, seen, ctx.now())
         late = refusal(lambda: other.desks["monitor"].tend(ctx, seen, ctx.now()))
-        assert isinstance(late, Stale), "it decided the same, on what was no longer so"
+        assert isinstance(late, StaleRevision), "it decided the same, on what was no longer so"
         assert not other.desks["monitor"].tend(ctx, ground.record(endpoint), ctx.now())
     finally:
         other.close()

@@ -10,32 +10,32 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.drift.profile import profile_of
-from falaj.drift.records import Finding
-from falaj.drift.tally import Tally
-from falaj.monitor import errands, page, plots
-from falaj.monitor.drawing import drawn, since_when
-from falaj.monitor.records import AxisView, Figures, Window
+from falaj.drift.profiles import build_profile
+from falaj.drift.records import DriftFinding
+from falaj.drift.tally import DataTally
+from falaj.monitor import client_commands, plots, report_page
+from falaj.monitor.column_drawing import draw_columns, find_alarm_start
+from falaj.monitor.records import AxisView, MonitorWindow, ReportFigures
 
 EVIL = '<script>alert("x")</script>\x1b[2J'
 
 
-def window(number: int, *findings: Finding, rows: int = 1000) -> Window:
+def window(number: int, *findings: DriftFinding, rows: int = 1000) -> MonitorWindow:
     more = {"number": number, "requests": 500, "errors": 5, "cost": 60.0, "p95_ms": 12.0}
-    return Window(number * 60.0, number * 60.0 + 60, 1, rows, findings, **more)  # type: ignore[arg-type]
+    return MonitorWindow(number * 60.0, number * 60.0 + 60, 1, rows, findings, **more)  # type: ignore[arg-type]
 
 
-def figures(**more: Any) -> Figures:
+def figures(**more: Any) -> ReportFigures:
     rng = np.random.default_rng(7)
     city = rng.choice(["dubai", "abu dhabi", EVIL], 4000, p=[0.6, 0.3, 0.1])
-    profile = profile_of({"amount": rng.normal(size=4000), "city": city}, predictions={"score": rng.random(4000)})
-    tally = Tally(profile)
+    profile = build_profile({"amount": rng.normal(size=4000), "city": city}, predictions={"score": rng.random(4000)})
+    tally = DataTally(profile)
     tally.add({"amount": rng.normal(1, 1, 900), "city": city[:900], "score": rng.random(900)})
-    moved = Finding("input", "amount", EVIL, "ks", 0.4, 0.0, 0.04, 0.0, 900, True, f"amount is higher {EVIL}")
-    means = Finding("estimate", measure="accuracy", value=0.8, then=0.9, said="accuracy is estimated at 0.8")
+    moved = DriftFinding("input", "amount", EVIL, "ks", 0.4, 0.0, 0.04, 0.0, 900, True, f"amount is higher {EVIL}")
+    means = DriftFinding("estimate", measure="accuracy", value=0.8, then=0.9, said="accuracy is estimated at 0.8")
     windows = (window(1), window(2), window(3, moved), window(4, moved))
-    axes = drawn(profile, tally, [moved])
-    return Figures(None, 1, "dataset:fraud/tx@v1", 60.0, 300.0, 900, 1000, (moved, means), axes, windows, **more)
+    axes = draw_columns(profile, tally, [moved])
+    return ReportFigures(None, 1, "dataset:fraud/tx@v1", 60.0, 300.0, 900, 1000, (moved, means), axes, windows, **more)
 
 
 def test_a_column_is_drawn_with_bars_of_one_width_and_all_its_mass() -> None:
@@ -51,18 +51,18 @@ def test_a_column_is_drawn_with_bars_of_one_width_and_all_its_mass() -> None:
 
 
 def test_constant_and_missing_columns_are_drawn_too() -> None:
-    profile = profile_of({"one": np.ones(500), "none": np.full(500, np.nan)})
-    tally = Tally(profile)
+    profile = build_profile({"one": np.ones(500), "none": np.full(500, np.nan)})
+    tally = DataTally(profile)
     tally.add({"one": np.ones(10), "none": np.full(10, np.nan)})
-    one, none = drawn(profile, tally, [])
+    one, none = draw_columns(profile, tally, [])
     assert (one.then[0], one.now[0]) == (1, 1)
     assert (none.bins[-1], none.then[-1], none.now[-1]) == ("missing", 1, 1)
-    assert all(plots.histogram(axis) and plots.svg_histogram(axis) for axis in (one, none))
+    assert all(plots.draw_histogram(axis) and plots.render_svg_histogram(axis) for axis in (one, none))
 
 
 def test_since_when_is_the_first_window_of_the_run() -> None:
-    alarm = Finding("input", "a", alarm=True)
-    other = Finding("input", "b", alarm=True)
+    alarm = DriftFinding("input", "a", alarm=True)
+    other = DriftFinding("input", "b", alarm=True)
     tale = [
         window(1, alarm),
         window(2),
@@ -72,21 +72,21 @@ def test_since_when_is_the_first_window_of_the_run() -> None:
         window(6, alarm),
         window(7, alarm),
     ]
-    assert since_when(tale, alarm, 1) == 240.0
-    assert since_when(tale, Finding("input", "c", alarm=True), 1) == 0.0
-    assert since_when([], alarm, 1) == 0.0
+    assert find_alarm_start(tale, alarm, 1) == 240.0
+    assert find_alarm_start(tale, DriftFinding("input", "c", alarm=True), 1) == 0.0
+    assert find_alarm_start([], alarm, 1) == 0.0
 
 
 def test_blocks_show_something_for_little() -> None:
-    assert plots.spark([0, 1, 500, 1000]) == " ▁▄█"
-    assert plots.spark([]) == ""
-    assert plots.timeline([window(1), window(2, Finding("errors", alarm=True))])[-1] == "  alarms ·!"
-    lines = plots.histogram(AxisView("city", "input", "category", ("dubai", "none"), (0.5, 0.0), (0.25, 0.0)))
+    assert plots.draw_spark([0, 1, 500, 1000]) == " ▁▄█"
+    assert plots.draw_spark([]) == ""
+    assert plots.draw_timeline([window(1), window(2, DriftFinding("errors", alarm=True))])[-1] == "  alarms ·!"
+    lines = plots.draw_histogram(AxisView("city", "input", "category", ("dubai", "none"), (0.5, 0.0), (0.25, 0.0)))
     assert len(lines) == 2
 
 
 def test_the_report_says_which_how_much_since_when_where_and_what_it_means() -> None:
-    lines = errands.told(figures(), "endpoint:fraud/score")
+    lines = client_commands.format_report(figures(), "endpoint:fraud/score")
     text = "\n".join(lines)
     assert "1 alarm in amount, on 900 rows" in text
     assert "against dataset:fraud/tx@v1" in text
@@ -110,7 +110,7 @@ class _Seen(HTMLParser):
 
 
 def test_the_page_is_one_file_that_asks_nobody_and_runs_nothing() -> None:
-    text = page.render(figures(), f"report of {EVIL}")
+    text = report_page.render_page(figures(), f"report of {EVIL}")
     seen = _Seen()
     seen.feed(text)
     assert "script" not in seen.tags
@@ -126,13 +126,13 @@ def test_the_page_is_one_file_that_asks_nobody_and_runs_nothing() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90m", 5400.0), ("24h", 86400.0), ("7d", 604800.0), ("1.5w", 907200.0)])
 def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
-    assert errands.span_of(text) == seconds
+    assert client_commands.parse_span(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "-1d", "7 days", "1e9d"])
 def test_what_is_no_time_is_said(text: str) -> None:
     with pytest.raises(Invalid, match="no time"):
-        errands.span_of(text)
+        client_commands.parse_span(text)
 
 
 def test_two_files_are_compared_without_an_endpoint(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_two_files_are_compared_without_an_endpoint(tmp_path: Path) -> None:
         columns = {"amount": rng.normal(mean, 1, 3000), "age": rng.normal(40, 9, 3000)}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
     first, second = str(tmp_path / "january.parquet"), str(tmp_path / "february.parquet")
-    made = errands.report(None, first, against=second, html=str(tmp_path / "page.html"))  # type: ignore[arg-type]
+    made = client_commands.report(None, first, against=second, html=str(tmp_path / "page.html"))  # type: ignore[arg-type]
     assert [one.column for one in made.figures.findings if one.alarm and one.what == "input"] == ["amount"]
     assert [one.alarm for one in made.figures.findings if one.measure == "auc"] == [True]
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
@@ -154,4 +154,4 @@ def test_two_files_are_compared_without_an_endpoint(tmp_path: Path) -> None:
         ("endpoint:a/b", first, "own"),
     ):
         with pytest.raises(Invalid, match=said):
-            errands.report(None, what, against=against)  # type: ignore[arg-type]
+            client_commands.report(None, what, against=against)  # type: ignore[arg-type]

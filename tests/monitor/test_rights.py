@@ -8,10 +8,10 @@ import pytest
 
 from falaj.core.errors import FalajError, NotFound
 from falaj.core.ref import Ref
-from falaj.drift.profile import to_json
-from falaj.drift.records import FILE
-from falaj.monitor.loop import MonitorLoop
-from falaj.store.loop import Turn, house_context
+from falaj.drift.profiles import encode_profile
+from falaj.drift.records import PROFILE_FILE
+from falaj.monitor.monitor_loop import MonitorLoop
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from tests.infer import models
 from tests.monitor.ground import profile
 from tests.town import Town, refusal
@@ -25,7 +25,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     made = Town(home)
     made.as_("admin").clusters.change("local", {"tenants": "bank,clinic"})
     folder = models.mlp(home / "model")
-    (folder / FILE).write_bytes(to_json(profile(2000)))
+    (folder / PROFILE_FILE).write_bytes(encode_profile(profile(2000)))
     amal = made.as_("amal")
     model = amal.catalog.publish("model:fraud/scorer", str(folder), label="AE-PDPL,sensitive,purpose=fraud").ref
     amal.serve.add(ENDPOINT, model)
@@ -35,9 +35,9 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 def turn(town: Town, after_s: float = 0.0) -> None:
     loop = MonitorLoop(town.house.ledger, town.house.desks["monitor"])
-    ctx = house_context("monitor", town.house.settings.zone)
+    ctx = system_context("monitor", town.house.settings.zone)
     then = ctx.now
-    loop.step(Turn(replace(ctx, now=lambda: then() + after_s), 1, lambda: True))
+    loop.step(LoopIteration(replace(ctx, now=lambda: then() + after_s), 1, lambda: True))
 
 
 def test_a_watch_is_as_secret_as_its_endpoint_and_acts_for_its_owner(town: Town) -> None:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from hpack import Decoder, Encoder
 
-from falaj.oip import h2_wire as w
-from falaj.oip.calls import GrpcCall, GrpcReply
-from falaj.oip.h2 import GrpcServer, serve_h2
-from falaj.oip.messages import SERVICE
+from falaj.oip import http2_frames as w
+from falaj.oip.grpc_messages import SERVICE_NAME
+from falaj.oip.handler_calls import GrpcCall, GrpcReply
+from falaj.oip.http2_server import Http2GrpcServer, serve_http2
 from tests.oip.serving import looping
 
 Answer = Callable[[GrpcReply], Any]
@@ -29,17 +29,17 @@ class Mirror:
         self.kept: list[tuple[GrpcCall, Answer]] = []
         self.gone: list[bytes] = []
 
-    def grpc(self, call: GrpcCall, reply: Answer) -> Callable[[], None] | None:
+    def grpc(self, call: GrpcCall, send_reply: Answer) -> Callable[[], None] | None:
         self.calls.append(call)
         if call.message.startswith(b"keep") or call.method == "ModelReady":
-            self.kept.append((call, reply))
+            self.kept.append((call, send_reply))
             return lambda: self.gone.append(call.message)
         if call.method == "ServerReady":
-            reply(GrpcReply(b"\x08\x01"))
+            send_reply(GrpcReply(b"\x08\x01"))
         elif call.message.startswith(b"big") and call.message[3:].isdigit() and len(call.message) < 12:
-            reply(GrpcReply(b"x" * int(call.message[3:])))
+            send_reply(GrpcReply(b"x" * int(call.message[3:])))
         elif call.message.startswith(b"fail"):
-            reply(
+            send_reply(
                 GrpcReply(
                     code=call.message[4] & 15 if len(call.message) > 4 else 2,
                     text="nö: 100%\n",
@@ -48,11 +48,11 @@ class Mirror:
             )
         elif call.message.startswith(b"many"):
             for number in range(3):
-                reply(GrpcReply(b"%d" % number, last=number == 2))
+                send_reply(GrpcReply(b"%d" % number, last=number == 2))
         elif call.message.startswith(b"meta"):
-            reply(GrpcReply(call.message, metadata=((b"falaj-request", b"abc"), (b"x", b"1" * 300))))
+            send_reply(GrpcReply(call.message, metadata=((b"falaj-request", b"abc"), (b"x", b"1" * 300))))
         else:
-            reply(GrpcReply(call.message))
+            send_reply(GrpcReply(call.message))
         return None
 
 
@@ -91,7 +91,7 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def running(
-    door: Any = None, limits: w.Limits | None = None, *, serve: Any = serve_h2, **options: Any
+    door: Any = None, limits: w.Http2Limits | None = None, *, serve: Any = serve_http2, **options: Any
 ) -> Iterator[Running]:
     door = door or Mirror()
     if limits is not None:
@@ -135,7 +135,7 @@ class Said(NamedTuple):
 
 
 HEADERS = (
-    (":method", "POST"), (":scheme", "http"), (":path", f"/{SERVICE}/ModelInfer"), (":authority", "localhost"),
+    (":method", "POST"), (":scheme", "http"), (":path", f"/{SERVICE_NAME}/ModelInfer"), (":authority", "localhost"),
     ("te", "trailers"), ("content-type", "application/grpc"),
 )  # fmt: skip
 
@@ -145,7 +145,7 @@ def headers(called: str = "ModelInfer", *more: tuple[str, str], **changed: str |
     found = []
     for name, value in HEADERS:
         key = name.lstrip(":").replace("-", "_")
-        new = changed.get(key, f"/{SERVICE}/{called}" if name == ":path" else value)
+        new = changed.get(key, f"/{SERVICE_NAME}/{called}" if name == ":path" else value)
         if new is not None:
             found.append((name, new))
     return found + list(more)
@@ -169,7 +169,7 @@ class Client:
         self.frames: list[Frame] = []
         self.closed = False
         if greet:
-            self.say(w.PREFACE + w.settings(settings or {}))
+            self.say(w.PREFACE + w.encode_settings(settings or {}))
 
     def say(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionError):
@@ -184,17 +184,17 @@ class Client:
         """A call: its headers, and its message where there is one."""
         stream, self.next = self.next, self.next + 2
         flags = w.END_HEADERS | (w.END_STREAM if data is None and end else 0)
-        self.say(w.frame(w.HEADERS, flags, stream, self.block(headers(method, *more))))
+        self.say(w.encode_frame(w.HEADERS, flags, stream, self.block(headers(method, *more))))
         if data is not None:
             self.give(stream, message(data), end=end)
         return stream
 
     def give(self, stream: int, data: bytes, *, end: bool = True) -> None:
         """DATA, in as many frames as it takes."""
-        pieces = [data[at : at + w.PLAIN_FRAME] for at in range(0, len(data), w.PLAIN_FRAME)] or [b""]
+        pieces = [data[at : at + w.DEFAULT_FRAME_BYTES] for at in range(0, len(data), w.DEFAULT_FRAME_BYTES)] or [b""]
         for piece in pieces[:-1]:
-            self.say(w.frame(w.DATA, 0, stream, piece))
-        self.say(w.frame(w.DATA, w.END_STREAM if end else 0, stream, pieces[-1]))
+            self.say(w.encode_frame(w.DATA, 0, stream, piece))
+        self.say(w.encode_frame(w.DATA, w.END_STREAM if end else 0, stream, pieces[-1]))
 
     def hear(self) -> Frame | None:
         """The next frame; None when the server closed."""
@@ -227,8 +227,10 @@ class Client:
             elif found.kind == w.DATA:
                 data += found.payload
                 if widen and found.payload:
-                    more = w.word(len(found.payload))
-                    self.say(w.frame(w.WINDOW_UPDATE, 0, 0, more) + w.frame(w.WINDOW_UPDATE, 0, stream, more))
+                    more = w.pack_uint32(len(found.payload))
+                    self.say(
+                        w.encode_frame(w.WINDOW_UPDATE, 0, 0, more) + w.encode_frame(w.WINDOW_UPDATE, 0, stream, more)
+                    )
             elif found.kind == w.RST_STREAM:
                 last = int.from_bytes(found.payload, "big")
             if last is not None or (found.flags & w.END_STREAM and found.kind in (w.HEADERS, w.DATA)):
@@ -254,7 +256,7 @@ class Client:
 
     def ping(self, data: bytes = b"12345678") -> None:
         """Returns when the server has seen all that was said so far."""
-        self.say(w.frame(w.PING, 0, 0, data))
+        self.say(w.encode_frame(w.PING, 0, 0, data))
         while True:
             found = self.hear()
             assert found is not None, ("closed", self.frames)
@@ -331,6 +333,6 @@ class Memory(asyncio.Transport):
         """Nothing comes by itself."""
 
 
-def held(server: GrpcServer) -> int:
+def held(server: Http2GrpcServer) -> int:
     """Bytes of messages that are not whole, of all connections."""
-    return sum(one._held for one in server.connections)
+    return sum(one._buffered_bytes for one in server.connections)

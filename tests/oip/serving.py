@@ -11,37 +11,37 @@ from typing import Any
 import httptools
 import uvloop
 
-from falaj.oip.calls import Call, Reply
-from falaj.oip.http1 import HttpServer, serve_http
-from falaj.oip.requests import Limits
+from falaj.oip.handler_calls import HttpCall, HttpReply
+from falaj.oip.http1_parser import Http1Limits
+from falaj.oip.http1_server import Http1Server, serve_http
 
-Answer = Callable[[Reply], Any]
+Answer = Callable[[HttpReply], Any]
 
 
 class Mirror:
     """A door: says what it was asked. `/later` is kept until somebody answers it; `/big` is sixteen MiB."""
 
     def __init__(self) -> None:
-        self.kept: list[tuple[Call, Answer]] = []
+        self.kept: list[tuple[HttpCall, Answer]] = []
         self.gone: list[bytes] = []
 
-    def rest(self, call: Call, reply: Answer) -> Callable[[], None] | None:
+    def rest(self, call: HttpCall, reply: Answer) -> Callable[[], None] | None:
         if call.path.startswith(b"/later"):
             self.kept.append((call, reply))
             return lambda: self.gone.append(call.path)
         if call.path == b"/big":
-            reply(Reply(200, (b"x" * (1 << 24),), kind=b"text/plain"))
+            reply(HttpReply(200, (b"x" * (1 << 24),), kind=b"text/plain"))
         elif call.path == b"/split":
-            reply(Reply(200, (b"a\r\n",), headers=((b"x-id", b"1\r\nset-cookie: evil\0"),)))
+            reply(HttpReply(200, (b"a\r\n",), headers=((b"x-id", b"1\r\nset-cookie: evil\0"),)))
         else:
-            reply(Reply(200, (b"%b %b " % (call.method, call.path), call.body), kind=b"text/plain"))
+            reply(HttpReply(200, (b"%b %b " % (call.method, call.path), call.body), kind=b"text/plain"))
         return None
 
 
 class Running:
     """The server and its loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, server: HttpServer) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: Http1Server) -> None:
         self.loop, self.server = loop, server
         self.port = server.address[1]
 
@@ -79,7 +79,7 @@ def looping() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @contextlib.contextmanager
-def running(door: Any, limits: Limits | None = None, context: ssl.SSLContext | None = None) -> Iterator[Running]:
+def running(door: Any, limits: Http1Limits | None = None, context: ssl.SSLContext | None = None) -> Iterator[Running]:
     with looping() as loop:
         begun = serve_http(door, "127.0.0.1", 0, ssl=context, limits=limits)
         server = asyncio.run_coroutine_threadsafe(begun, loop).result(30)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from falaj.core.errors import Invalid
 from falaj.oip import again
 from falaj.oip.again import DATATYPES, listed
-from falaj.oip.rest import NO_HEADER, decode
+from falaj.oip.rest_codec import NO_JSON_LENGTH, decode_request
 
 NUMBER = st.one_of(
     st.floats(-1e3, 1e3).map(repr), st.integers(-300, 300).map(str),
@@ -39,7 +39,7 @@ ODD = {
 def read(body: bytes) -> Any:
     """What a body means, in plain values."""
     try:
-        ask, wanted = decode(body, NO_HEADER, "m", "")
+        ask, wanted = decode_request(body, NO_JSON_LENGTH, "m", "")
     except Invalid as error:
         return str(error)
     inputs = [(one.name, one.datatype, one.shape, one.data) for one in ask.inputs]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from falaj.oip.calls import OCTETS, Reply
-from falaj.oip.codings import chosen, deflate
+from falaj.oip.compression import choose_coding, compress_reply
+from falaj.oip.handler_calls import OCTET_STREAM_TYPE, HttpReply
 
 LARGE = (b"x" * 4096,)
 
@@ -11,21 +11,23 @@ LARGE = (b"x" * 4096,)
 @pytest.mark.parametrize(
     ("accepts", "reply", "coding"),
     [
-        (b"gzip", Reply(200, (b"small",)), b"gzip"),
-        (b"gzip", Reply(400, (b"small",)), b""),
-        (b"deflate", Reply(500, LARGE), b""),
-        (b"gzip, deflate", Reply(200, LARGE), b"gzip"),
-        (b"gzip, deflate", Reply(404, LARGE), b""),
-        (b"gzip, deflate", Reply(200, LARGE, kind=OCTETS), b""),
-        (b"gzip;q=0, deflate", Reply(200, LARGE), b"deflate"),
-        (b"gzip", Reply(200, LARGE, headers=((b"content-encoding", b"br"),)), b""),
+        (b"gzip", HttpReply(200, (b"small",)), b"gzip"),
+        (b"gzip", HttpReply(400, (b"small",)), b""),
+        (b"deflate", HttpReply(500, LARGE), b""),
+        (b"gzip, deflate", HttpReply(200, LARGE), b"gzip"),
+        (b"gzip, deflate", HttpReply(404, LARGE), b""),
+        (b"gzip, deflate", HttpReply(200, LARGE, kind=OCTET_STREAM_TYPE), b""),
+        (b"gzip;q=0, deflate", HttpReply(200, LARGE), b"deflate"),
+        (b"gzip", HttpReply(200, LARGE, headers=((b"content-encoding", b"br"),)), b""),
     ],
 )
-def test_answers_are_compressed_as_asked_and_errors_never(accepts: bytes, reply: Reply, coding: bytes) -> None:
-    assert chosen(accepts, reply) == coding
+def test_answers_are_compressed_as_asked_and_errors_never(accepts: bytes, reply: HttpReply, coding: bytes) -> None:
+    assert choose_coding(accepts, reply) == coding
 
 
 def test_what_is_compressed_keeps_what_names_it() -> None:
-    packed = deflate(Reply(200, (b"x" * 2000,), headers=((b"a", b"b"),), lines=b"falaj-request: 018f\r\n"), b"gzip")
+    packed = compress_reply(
+        HttpReply(200, (b"x" * 2000,), headers=((b"a", b"b"),), lines=b"falaj-request: 018f\r\n"), b"gzip"
+    )
     assert (packed.lines, packed.headers[0]) == (b"falaj-request: 018f\r\n", (b"a", b"b"))
     assert len(packed.parts[0]) < 100

@@ -20,15 +20,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.oip.calls import Reply, Verdict
-from falaj.oip.requests import Head, Limits, Requests
-from falaj.oip.rest import refusal
+from falaj.oip.handler_calls import HttpAdmission, HttpReply
+from falaj.oip.http1_parser import Http1Limits, Http1Parser, RequestHead
+from falaj.oip.rest_codec import status_reply
 from tests.oip.grpc_serving import certificate, secured
 from tests.oip.serving import Mirror, Running, running
 from tests.servers.process import wait_until
 
 HOST = b"Host: here\r\n"
-SMALL = Limits(body_bytes=1000, head_bytes=2000, headers=20)
+SMALL = Http1Limits(body_bytes=1000, head_bytes=2000, headers=20)
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +188,8 @@ def test_answers_keep_the_order_of_requests(here: Running, mirror: Mirror) -> No
         wait_until(lambda: len(mirror.kept) == 5, 20)
         for i in (3, 0, 4, 2, 1):
             call, reply = mirror.kept[i]
-            here.do(lambda call=call, reply=reply: reply(Reply(200, (call.path,))))  # type: ignore[misc]
-            here.do(lambda reply=reply: reply(Reply(500, (b"again",))))  # type: ignore[misc]
+            here.do(lambda call=call, reply=reply: reply(HttpReply(200, (call.path,))))  # type: ignore[misc]
+            here.do(lambda reply=reply: reply(HttpReply(500, (b"again",))))  # type: ignore[misc]
         bodies = [one[2] for one in client.hear(6)]
     assert bodies == [b"/later/%d" % i for i in range(5)] + [b"GET /a "]
 
@@ -200,7 +200,7 @@ def test_who_went_away_is_not_worked_for(here: Running, mirror: Mirror) -> None:
         wait_until(lambda: len(mirror.kept) == 1, 20)
     # A closed socket reads as the end of what is sent; only a reset says that nobody reads any more.
     reply = mirror.kept[0][1]
-    here.do(lambda: reply(Reply(200, (b"x",))))
+    here.do(lambda: reply(HttpReply(200, (b"x",))))
     wait_until(lambda: not here.do(lambda: len(here.server.connections)), 20)
     client = here.connect()
     client.say(b"GET /later/2 HTTP/1.1\r\n%b\r\n" % HOST)
@@ -208,7 +208,7 @@ def test_who_went_away_is_not_worked_for(here: Running, mirror: Mirror) -> None:
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
     client.socket.close()
     wait_until(lambda: mirror.gone == [b"/later/2"], 20)
-    here.do(lambda: mirror.kept[1][1](Reply(200, (b"nobody hears it",))))
+    here.do(lambda: mirror.kept[1][1](HttpReply(200, (b"nobody hears it",))))
 
 
 def test_a_client_may_stop_sending_and_still_read(here: Running, mirror: Mirror) -> None:
@@ -216,7 +216,7 @@ def test_a_client_may_stop_sending_and_still_read(here: Running, mirror: Mirror)
         client.say(b"GET /later HTTP/1.1\r\n%b\r\n" % HOST)
         wait_until(lambda: len(mirror.kept) == 1, 20)
         client.socket.shutdown(socket.SHUT_WR)
-        here.do(lambda: mirror.kept[0][1](Reply(200, (b"late",))))
+        here.do(lambda: mirror.kept[0][1](HttpReply(200, (b"late",))))
         assert [one[2] for one in client.hear(2)] == [b"late"]
 
 
@@ -229,7 +229,7 @@ def test_bodies_wait_for_the_word_to_go_on(here: Running) -> None:
 
 
 def test_so_many_requests_at_once_and_no_more_is_read(mirror: Mirror) -> None:
-    with running(mirror, Limits(pipelined=4)) as here, here.connect() as client:
+    with running(mirror, Http1Limits(pipelined=4)) as here, here.connect() as client:
         asked = b"".join(b"GET /later/%d HTTP/1.1\r\n%b\r\n" % (i, HOST) for i in range(40)) + b"no HTTP\r\n\r\n"
         client.say(asked)
         client.socket.shutdown(socket.SHUT_WR)
@@ -237,7 +237,7 @@ def test_so_many_requests_at_once_and_no_more_is_read(mirror: Mirror) -> None:
             wait_until(lambda i=i: len(mirror.kept) > i, 20)  # type: ignore[misc]
             here.do(lambda: None)
             assert len(mirror.kept) <= i + 4
-            here.do(lambda i=i: mirror.kept[i][1](Reply(200, (mirror.kept[i][0].path,))))  # type: ignore[misc]
+            here.do(lambda i=i: mirror.kept[i][1](HttpReply(200, (mirror.kept[i][0].path,))))  # type: ignore[misc]
         heard = client.hear(50)
     assert [one[2] for one in heard[:-1]] == [b"/later/%d" % i for i in range(40)]
     assert heard[-1][0] == 400
@@ -266,7 +266,7 @@ BOMBS = {
 def test_what_cannot_be_unpacked_is_refused_and_the_connection_lives(name: str) -> None:
     body, coding, status = BOMBS[name]
     for most in (1 << 12, 1 << 23):
-        with running(Mirror(), Limits(body_bytes=max(most, len(body)))) as here, here.connect() as client:
+        with running(Mirror(), Http1Limits(body_bytes=max(most, len(body)))) as here, here.connect() as client:
             client.say(post(b"/", body, b"Content-Encoding: " + coding) + GET)
             answers = client.hear(2)
             assert [one[0] for one in answers] == [status, 200]
@@ -298,7 +298,7 @@ def test_small_answers_are_packed_only_for_who_asks_for_nothing_else(
 
 
 def test_slow_senders_and_idle_connections_are_ended() -> None:
-    limits = Limits(head_s=0.2, idle_s=0.2, keep_s=0.2)
+    limits = Http1Limits(head_s=0.2, idle_s=0.2, keep_s=0.2)
     with running(Mirror(), limits) as here:
         begins = {
             "head": b"GET / HT",
@@ -318,7 +318,7 @@ def test_slow_senders_and_idle_connections_are_ended() -> None:
 
 
 def test_who_sends_a_byte_now_and_then_is_ended_all_the_same() -> None:
-    with running(Mirror(), Limits(head_s=0.5)) as here, here.connect() as client:
+    with running(Mirror(), Http1Limits(head_s=0.5)) as here, here.connect() as client:
         client.socket.settimeout(0.05)
         heard: list[bytes] = []
         while not heard:
@@ -329,20 +329,20 @@ def test_who_sends_a_byte_now_and_then_is_ended_all_the_same() -> None:
 
 
 def test_who_does_not_read_is_not_read_from_and_then_ended() -> None:
-    with running(Mirror(), Limits(idle_s=0.5)) as here, here.connect() as client:
+    with running(Mirror(), Http1Limits(idle_s=0.5)) as here, here.connect() as client:
         client.say(b"GET /big HTTP/1.1\r\n%b\r\n" % HOST * 8)
         wait_until(lambda: not here.do(lambda: here.server.connections), 20)
 
 
 def test_who_is_made_to_wait_is_not_late(mirror: Mirror) -> None:
     """Bytes that we do not read are no fault of the client."""
-    with running(mirror, Limits(pipelined=1, idle_s=0.2, head_s=0.2)) as here, here.connect() as client:
+    with running(mirror, Http1Limits(pipelined=1, idle_s=0.2, head_s=0.2)) as here, here.connect() as client:
         client.say(b"GET /later HTTP/1.1\r\n%b\r\nGET /a HT" % HOST)
         wait_until(lambda: len(mirror.kept) == 1, 20)
         begun = here.do(here.loop.time)
         wait_until(lambda: here.do(here.loop.time) > begun + 2.2, 20)
         client.say(b"TP/1.1\r\n%b\r\n" % HOST)
-        here.do(lambda: mirror.kept[0][1](Reply(200, (b"x",))))
+        here.do(lambda: mirror.kept[0][1](HttpReply(200, (b"x",))))
         assert [one[0] for one in client.hear(2)] == [200, 200]
 
 
@@ -353,7 +353,7 @@ def test_who_reads_gets_all_of_it(here: Running) -> None:
 
 
 def test_connections_are_bounded() -> None:
-    with running(Mirror(), Limits(connections=2)) as here:
+    with running(Mirror(), Http1Limits(connections=2)) as here:
         clients = [here.connect() for _ in range(3)]
         for client in clients:
             client.say(GET)
@@ -378,7 +378,7 @@ def test_a_drain_answers_what_was_asked_and_closes_what_is_idle() -> None:
         assert not draining.done()
         with pytest.raises(ConnectionRefusedError):
             here.connect()
-        here.do(lambda: mirror.kept[0][1](Reply(200, (b"done",))))
+        here.do(lambda: mirror.kept[0][1](HttpReply(200, (b"done",))))
         ((_, headers, body),) = busy.hear(2)
         assert (headers["connection"], body) == ("close", b"done")
         draining.result(20)
@@ -443,9 +443,9 @@ def test_requests_are_the_same_however_their_bytes_are_cut(
 ) -> None:
     data = b"".join(wire(*one) for one in stream)
     wanted = [(path.partition(b"?")[0], body) for path, body, _ in stream]
-    heads: dict[bytes, Head] = {}
+    heads: dict[bytes, RequestHead] = {}
     for places in ([], sorted(cuts), []):
-        requests = Requests(SMALL, heads)
+        requests = Http1Parser(SMALL, heads)
         edges = [0, *(min(one, len(data)) for one in places), len(data)]
         found = [one for a, b in itertools.pairwise(edges) for one in requests.feed(data[a:b])]
         assert [(head.path, body) for head, body, _ in found] == wanted
@@ -468,7 +468,7 @@ def test_no_bytes_break_a_connection(pieces: list[bytes], step: int, at: int, od
     data = data[:at] + odd + data[at + len(odd) :]
     told = []
     for heads in ({}, KNOWN):
-        requests = Requests(SMALL, heads)
+        requests = Http1Parser(SMALL, heads)
         found: list[tuple[bytes, bytes, bytes, bytes]] = []
         for begin in range(0, len(data), step):
             new = requests.feed(data[begin : begin + step])
@@ -481,7 +481,7 @@ def test_no_bytes_break_a_connection(pieces: list[bytes], step: int, at: int, od
     assert told[0][1] == told[1][1] or closing
 
 
-KNOWN: dict[bytes, Head] = {}
+KNOWN: dict[bytes, RequestHead] = {}
 
 
 @given(st.lists(PIECES, max_size=6), st.sampled_from([0, 1, 40]))
@@ -506,11 +506,11 @@ class Guarded(Mirror):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Callable[[Verdict], Any]] = []
+        self.asked: list[Callable[[HttpAdmission], Any]] = []
 
-    def judge(self, head: Head, peer: str, decide: Callable[[Verdict], Any]) -> Verdict | None:
+    def judge(self, head: RequestHead, peer: str, decide: Callable[[HttpAdmission], Any]) -> HttpAdmission | None:
         if b"authorization" not in head.headers:
-            return refusal(401, "no token", "send one")
+            return status_reply(401, "no token", "send one")
         if head.headers[b"authorization"] == b"slow":
             self.asked.append(decide)
             return None
@@ -541,14 +541,14 @@ def test_a_sender_who_is_refused_later_is_told_so_and_closed() -> None:
     with running(door) as here, here.connect() as client:
         client.say(_unfinished(b"Authorization: slow"))
         wait_until(lambda: len(door.asked) == 1, 20)
-        here.do(lambda: door.asked[0](refusal(401, "unknown", "sign in")))
+        here.do(lambda: door.asked[0](status_reply(401, "unknown", "sign in")))
         assert [one[0] for one in client.hear(2)] == [401]
         assert client.closed()
         assert here.do(lambda: here.server.budget.reserved) == 0
 
 
 def test_strangers_make_room_the_longest_idle_first() -> None:
-    with running(Guarded(), Limits(connections=4)) as here, contextlib.ExitStack() as stack:
+    with running(Guarded(), Http1Limits(connections=4)) as here, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(here.connect()) for _ in range(4)]
         for number, client in enumerate(clients):
             client.say(post(b"/p", b"hi", b"Authorization: a") if number < 2 else post(b"/p", b"hi"))
@@ -567,7 +567,7 @@ def test_strangers_make_room_the_longest_idle_first() -> None:
 def test_handshakes_that_never_end_make_room(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=cert)
-    with running(Guarded(), Limits(connections=8), secured(cert, key)) as here, contextlib.ExitStack() as stack:
+    with running(Guarded(), Http1Limits(connections=8), secured(cert, key)) as here, contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(socket.create_connection(("127.0.0.1", here.port), timeout=20))
         plain = socket.create_connection(("127.0.0.1", here.port), timeout=20)
@@ -578,7 +578,7 @@ def test_handshakes_that_never_end_make_room(tmp_path: Path) -> None:
 
 
 def test_one_peer_has_its_share_of_connections() -> None:
-    with running(Mirror(), Limits(peer_connections=2)) as here, here.connect() as first, here.connect() as second:
+    with running(Mirror(), Http1Limits(peer_connections=2)) as here, here.connect() as first, here.connect() as second:
         for client in (first, second):
             client.say(GET)
             assert client.hear()[0][0] == 200
@@ -588,10 +588,10 @@ def test_one_peer_has_its_share_of_connections() -> None:
 
 def test_a_head_that_comes_before_its_body_is_known_again() -> None:
     head = b"POST /v2 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
-    heads: dict[bytes, Head] = {}
+    heads: dict[bytes, RequestHead] = {}
     found = []
     for body in (b"one.", b"two."):
-        requests = Requests(SMALL, heads)
+        requests = Http1Parser(SMALL, heads)
         assert requests.feed(head) == []
         found += requests.feed(body)
     assert [body for _, body, _ in found] == [b"one.", b"two."]
@@ -599,7 +599,7 @@ def test_a_head_that_comes_before_its_body_is_known_again() -> None:
 
 
 def test_body_in_tiny_segments_takes_no_more_memory_than_it_has_bytes() -> None:
-    requests, whole = Requests(Limits(), {}), 1 << 18
+    requests, whole = Http1Parser(Http1Limits(), {}), 1 << 18
     requests.feed(b"POST /a HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % (HOST, whole))
     requests.admit("bank/amal")
     tracemalloc.start()

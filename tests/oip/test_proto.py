@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from falaj.core.errors import Invalid
-from falaj.oip import proto, varints
-from falaj.oip.messages import (
+from falaj.oip import infer_messages, packed_varints
+from falaj.oip.grpc_messages import (
     CONTENTS,
     INFER_REQUEST,
     LOAD_REQUEST,
     METHODS,
     MODEL_CONFIG,
     PARAMETER,
-    SERVICE,
+    SERVICE_NAME,
     TENSOR,
 )  # fmt: skip
-from falaj.oip.tensors import MOST_TEXTS, NUMPY, Answer, Made
-from falaj.oip.wire import MOST_FIELDS, Message, decode, encode, varint
+from falaj.oip.protobuf import MAX_FIELDS, MessageType, decode_message, encode_message, encode_varint
+from falaj.oip.tensors import MAX_TEXT_ELEMENTS, NUMPY_TYPES, InferenceResponse, OutputTensor
 
 REQUESTS = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 INTS = {"int32": (-(1 << 31), (1 << 31) - 1), "int64": (-(1 << 63), (1 << 63) - 1), "uint32": (0, (1 << 32) - 1)}
 
 
-def values(kind: Message) -> st.SearchStrategy[dict[str, Any]]:
+def values(kind: MessageType) -> st.SearchStrategy[dict[str, Any]]:
     """Plain values for a message, from its table."""
     fields = {field.name: _value(field) for field in kind.fields}
     if kind.choice:
@@ -56,14 +56,14 @@ def _value(field: Any) -> st.SearchStrategy[Any]:
     return st.lists(one, min_size=1, max_size=3) if field.many else one
 
 
-def official(kind: Message, type_: type[Official], plain: dict[str, Any]) -> Official:
+def official(kind: MessageType, type_: type[Official], plain: dict[str, Any]) -> Official:
     """The same values in protobuf's own message."""
     made = type_()
     _fill(kind, made, plain)
     return made
 
 
-def _fill(kind: Message, made: Any, plain: dict[str, Any]) -> None:
+def _fill(kind: MessageType, made: Any, plain: dict[str, Any]) -> None:
     for field in kind.fields:
         value = plain.get(field.name)
         if value is None:
@@ -95,15 +95,15 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("kind", "type_"), [one[1:] for one in MESSAGES], ids=[one[0] for one in MESSAGES])
-def test_every_message_goes_both_ways(kind: Message, type_: type[Official]) -> None:
+def test_every_message_goes_both_ways(kind: MessageType, type_: type[Official]) -> None:
     @settings(max_examples=12, deadline=None)
     @given(values(kind))
     def check(plain: dict[str, Any]) -> None:
         theirs = official(kind, type_, plain)
         ours = type_()
-        ours.ParseFromString(encode(kind, plain))
+        ours.ParseFromString(encode_message(kind, plain))
         assert ours == theirs
-        again = encode(kind, decode(kind, theirs.SerializeToString()))
+        again = encode_message(kind, decode_message(kind, theirs.SerializeToString()))
         back = type_()
         back.ParseFromString(again)
         assert back == theirs
@@ -112,7 +112,7 @@ def test_every_message_goes_both_ways(kind: Message, type_: type[Official]) -> N
 
 
 def test_every_method_of_the_tables_is_one_of_the_service() -> None:
-    assert service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name == SERVICE
+    assert service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name == SERVICE_NAME
     assert set(METHODS) <= set(REQUESTS)
     for _name, kind, type_ in MESSAGES:
         for field in kind.fields:
@@ -130,7 +130,7 @@ BROKEN_KINDS = [
 @given(st.sampled_from(BROKEN_KINDS), st.data())
 def test_broken_bytes_are_judged_as_protobuf_judges_them(which: Any, data: st.DataObject) -> None:
     kind, type_ = which
-    whole = bytearray(encode(kind, data.draw(values(kind))))
+    whole = bytearray(encode_message(kind, data.draw(values(kind))))
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(whole)))
         whole[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
@@ -143,16 +143,16 @@ def test_arbitrary_bytes_too(which: Any, data: bytes) -> None:
     _same_judgement(*which, data)
 
 
-def _same_judgement(kind: Message, type_: type[Official], data: bytes) -> None:
+def _same_judgement(kind: MessageType, type_: type[Official], data: bytes) -> None:
     theirs = type_()
     try:
         theirs.ParseFromString(data)
     except DecodeError:
         with pytest.raises(Invalid):
-            decode(kind, data)
+            decode_message(kind, data)
         return
     back = type_()
-    back.ParseFromString(encode(kind, decode(kind, data)))
+    back.ParseFromString(encode_message(kind, decode_message(kind, data)))
     theirs.DiscardUnknownFields()
     # NaN is not itself: the texts are compared. Python's protobuf, unlike the others, drops an entry of a map that has
     # a field it does not know; a parameter that was sent is better read.
@@ -177,29 +177,33 @@ def _plain(found: Any, *, maps: bool = True) -> Any:
 def test_hostile_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(DecodeError):
         service_pb2.ModelInferRequest().ParseFromString(data)
-    for read in (proto.peek, proto.read_ask, lambda given: decode(INFER_REQUEST, given)):
+    for read in (
+        infer_messages.peek_model,
+        infer_messages.decode_infer_request,
+        lambda given: decode_message(INFER_REQUEST, given),
+    ):
         with pytest.raises(Invalid):
             read(data)
 
 
 def test_groups_and_unknown_fields_are_skipped_and_the_last_of_a_field_counts() -> None:
     data = b"\x0a\x01a" + b"\xa3\x06\x0a\x02xx\x08\x01\xa4\x06" + b"\x0d1234" + b"\x09" + b"8" * 8 + b"\x8a\x00\x01b"
-    assert proto.peek(data + b"\x12\x012") == ("b", "2", "")
+    assert infer_messages.peek_model(data + b"\x12\x012") == ("b", "2", "")
     assert service_pb2.ModelInferRequest.FromString(data).model_name == "b"
 
 
 def test_a_message_of_endless_fields_is_refused_soon() -> None:
     with pytest.raises(Invalid, match="more than"):
-        proto.read_ask(b"\x78\x01" * 10_000)
+        infer_messages.decode_infer_request(b"\x78\x01" * 10_000)
     with pytest.raises(Invalid, match="fields"):
-        decode(CONTENTS, b"\x10\x01" * (MOST_FIELDS + 1))
+        decode_message(CONTENTS, b"\x10\x01" * (MAX_FIELDS + 1))
 
 
 @settings(max_examples=110, deadline=None)
-@given(st.one_of(st.binary(max_size=60), values(INFER_REQUEST).map(lambda plain: encode(INFER_REQUEST, plain))))
+@given(st.one_of(st.binary(max_size=60), values(INFER_REQUEST).map(lambda plain: encode_message(INFER_REQUEST, plain))))
 def test_peek_agrees_with_protobuf_and_nothing_but_invalid_is_raised(data: bytes) -> None:
     try:
-        found = proto.peek(data)
+        found = infer_messages.peek_model(data)
     except Invalid:
         with pytest.raises(DecodeError):
             service_pb2.ModelInferRequest().ParseFromString(data)
@@ -212,7 +216,7 @@ def test_peek_agrees_with_protobuf_and_nothing_but_invalid_is_raised(data: bytes
         else:
             assert found == (theirs.model_name, theirs.model_version, theirs.id)
     try:
-        ask, _ = proto.read_ask(data)
+        ask, _ = infer_messages.decode_infer_request(data)
     except Invalid:
         return
     assert (ask.model, ask.version, ask.id) == found
@@ -234,16 +238,18 @@ def test_a_raw_request_and_its_answer() -> None:
     asked.parameters["timeout"].int64_param = 5_000_000
     asked.parameters["mine"].string_param = "yes"
     for _ in range(2):  # the second time from what was learnt the first time
-        ask, wanted = proto.read_ask(asked.SerializeToString())
+        ask, wanted = infer_messages.decode_infer_request(asked.SerializeToString())
         (x_in,) = ask.inputs
         assert (ask.model, ask.version, ask.id, list(ask.outputs)) == ("m", "3", "seven", ["y"])
         assert (x_in.name, x_in.datatype, x_in.shape, x_in.data) == ("x", "FP32", (2, 2), x.tobytes())
         assert (ask.sequence, ask.sequence_start, ask.sequence_end, ask.priority) == (9, True, False, 2)
         assert ask.parameters == {"mine": "yes"}
         assert 4 < ask.deadline - time.monotonic() <= 5
-        answer = Answer("m", "3", ask.id, [Made("y", "FP32", (2, 2), x * 2), Made("t", "BYTES", (2,), [b"a", b""])])
+        answer = InferenceResponse(
+            "m", "3", ask.id, [OutputTensor("y", "FP32", (2, 2), x * 2), OutputTensor("t", "BYTES", (2,), [b"a", b""])]
+        )
         answer.parameters = {"a": 1, "b": "two", "c": True, "d": 0.5}
-        theirs = service_pb2.ModelInferResponse.FromString(proto.write_answer(answer, wanted))
+        theirs = service_pb2.ModelInferResponse.FromString(infer_messages.encode_infer_response(answer, wanted))
         assert theirs.id == "seven"
         assert theirs.raw_output_contents[0] == (x * 2).tobytes()
         assert theirs.raw_output_contents[1] == b"\x01\0\0\0a\0\0\0\0"
@@ -257,7 +263,7 @@ def test_large_inputs_are_not_copied() -> None:
     big = np.zeros((1024, 1024), dtype="<f4")
     asked = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[big.tobytes()])
     asked.inputs.add(name="x", datatype="FP32", shape=big.shape)
-    (x,) = proto.read_ask(asked.SerializeToString())[0].inputs
+    (x,) = infer_messages.decode_infer_request(asked.SerializeToString())[0].inputs
     assert isinstance(x.data, memoryview)
     assert x.data.nbytes == big.nbytes
 
@@ -273,15 +279,17 @@ FIELDS = {
 @given(st.sampled_from(sorted(FIELDS)), st.integers(0, 300), st.integers(0, 1 << 30))
 def test_typed_numbers_go_both_ways(datatype: str, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    data = np.frombuffer(rng.bytes(count * 8), NUMPY[datatype] if datatype != "BOOL" else "u1")[:count]
+    data = np.frombuffer(rng.bytes(count * 8), NUMPY_TYPES[datatype] if datatype != "BOOL" else "u1")[:count]
     data = (data & 1).astype("?") if datatype == "BOOL" else np.nan_to_num(data) if datatype[0] == "F" else data
     asked = service_pb2.ModelInferRequest(model_name="m")
     tensor = asked.inputs.add(name="x", datatype=datatype, shape=[count])
     getattr(tensor.contents, FIELDS[datatype]).extend(data.tolist())
-    ask, wanted = proto.read_ask(asked.SerializeToString())
+    ask, wanted = infer_messages.decode_infer_request(asked.SerializeToString())
     assert bytes(ask.inputs[0].data) == data.tobytes()  # type: ignore[arg-type]
-    assert not wanted & proto.RAW
-    sent = proto.write_answer(Answer("m", "", "", [Made("y", datatype, (count,), data)]), wanted)
+    assert not wanted & infer_messages.RAW_RESPONSE
+    sent = infer_messages.encode_infer_response(
+        InferenceResponse("m", "", "", [OutputTensor("y", datatype, (count,), data)]), wanted
+    )
     theirs = service_pb2.ModelInferResponse.FromString(sent)
     assert list(getattr(theirs.outputs[0].contents, FIELDS[datatype])) == data.tolist()
     assert not theirs.raw_output_contents
@@ -290,28 +298,32 @@ def test_typed_numbers_go_both_ways(datatype: str, count: int, seed: int) -> Non
 def test_typed_bytes_and_numbers_one_by_one() -> None:
     asked = service_pb2.ModelInferRequest(model_name="m")
     asked.inputs.add(name="t", datatype="BYTES", shape=[2]).contents.bytes_contents.extend([b"", b"\xff" * 5000])
-    ask, wanted = proto.read_ask(asked.SerializeToString())
+    ask, wanted = infer_messages.decode_infer_request(asked.SerializeToString())
     assert ask.inputs[0].data == [b"", b"\xff" * 5000]
-    sent = proto.write_answer(Answer("m", "", "", [Made("t", "BYTES", (2,), ask.inputs[0].data)]), wanted)
+    sent = infer_messages.encode_infer_response(
+        InferenceResponse("m", "", "", [OutputTensor("t", "BYTES", (2,), ask.inputs[0].data)]), wanted
+    )
     theirs = service_pb2.ModelInferResponse.FromString(sent)
     assert list(theirs.outputs[0].contents.bytes_contents) == ask.inputs[0].data
-    contents = b"\x1a\x02\x05\x06" + b"\x18" + varint(-7) + b"\x1a\x00"
-    tensor = b"\x0a\x01x\x12\x05INT64\x1a\x01\x03\x2a" + varint(len(contents)) + contents
-    ask, _ = proto.read_ask(b"\x2a" + varint(len(tensor)) + tensor)
+    contents = b"\x1a\x02\x05\x06" + b"\x18" + encode_varint(-7) + b"\x1a\x00"
+    tensor = b"\x0a\x01x\x12\x05INT64\x1a\x01\x03\x2a" + encode_varint(len(contents)) + contents
+    ask, _ = infer_messages.decode_infer_request(b"\x2a" + encode_varint(len(tensor)) + tensor)
     assert np.frombuffer(ask.inputs[0].data, "<i8").tolist() == [5, 6, -7]  # type: ignore[arg-type]
-    half = proto.write_answer(Answer("m", "", "", [Made("h", "FP16", (1,), np.ones(1, "<f2"))]), 0)
+    half = infer_messages.encode_infer_response(
+        InferenceResponse("m", "", "", [OutputTensor("h", "FP16", (1,), np.ones(1, "<f2"))]), 0
+    )
     assert service_pb2.ModelInferResponse.FromString(half).raw_output_contents == [struct.pack("<e", 1)]
 
 
 def _sized(tag: bytes, data: bytes) -> bytes:
-    return tag + varint(len(data)) + data
+    return tag + encode_varint(len(data)) + data
 
 
 def _loops() -> dict[str, tuple[bytes, str]]:
     """Requests that are short and would hold the loop for long."""
-    most = MOST_TEXTS
+    most = MAX_TEXT_ELEMENTS
     texts = b"\x0a\x01t\x12\x05BYTES\x1a"
-    one, many = texts + b"\x01\x01", texts + _sized(b"", varint(most // 2 + 1))
+    one, many = texts + b"\x01\x01", texts + _sized(b"", encode_varint(most // 2 + 1))
     x = b"\x0a\x01x\x12\x05INT64\x1a\x01\x01"
     other = many.replace(b"\x01t", b"\x01u", 1)
     return {
@@ -330,7 +342,7 @@ def _loops() -> dict[str, tuple[bytes, str]]:
 def test_no_request_holds_the_loop_for_long(name: str) -> None:
     message, said = _loops()[name]
     with pytest.raises(Invalid, match=said):
-        proto.read_ask(message)
+        infer_messages.decode_infer_request(message)
 
 
 def _broken_requests() -> dict[str, Any]:
@@ -369,24 +381,26 @@ def _broken_requests() -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(_broken_requests()))
 def test_a_request_that_does_not_say_what_it_holds_is_invalid(name: str) -> None:
     with pytest.raises(Invalid):
-        proto.read_ask(_broken_requests()[name].SerializeToString())
+        infer_messages.decode_infer_request(_broken_requests()[name].SerializeToString())
 
 
 def test_stream_answers() -> None:
-    answer = proto.write_answer(Answer("m", "1", "a", []), proto.RAW | proto.FINAL)
-    theirs = service_pb2.ModelStreamInferResponse.FromString(proto.in_stream(answer))
+    answer = infer_messages.encode_infer_response(
+        InferenceResponse("m", "1", "a", []), infer_messages.RAW_RESPONSE | infer_messages.FINAL_MARK
+    )
+    theirs = service_pb2.ModelStreamInferResponse.FromString(infer_messages.wrap_stream_response(answer))
     assert theirs.infer_response.id == "a"
     assert theirs.infer_response.parameters["triton_final_response"].bool_param
-    theirs = service_pb2.ModelStreamInferResponse.FromString(proto.stream_error("no", "a"))
+    theirs = service_pb2.ModelStreamInferResponse.FromString(infer_messages.encode_stream_error("no", "a"))
     assert (theirs.error_message, theirs.infer_response.id) == ("no", "a")
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, (1 << 64) - 1), max_size=60))
 def test_packed_lists(numbers: list[int]) -> None:
-    packed = varints.pack(np.array(numbers, np.uint64))
-    assert packed == b"".join(varint(one) for one in numbers)
-    assert varints.unpack(packed).tolist() == numbers
+    packed = packed_varints.pack_varints(np.array(numbers, np.uint64))
+    assert packed == b"".join(encode_varint(one) for one in numbers)
+    assert packed_varints.unpack_varints(packed).tolist() == numbers
 
 
 @settings(max_examples=60, deadline=None)
@@ -412,7 +426,7 @@ def test_requests_that_look_alike_are_each_read_as_they_are(asked: list[tuple[st
         sent = made.SerializeToString() + (more + numbers if last else numbers + more)
         theirs = service_pb2.ModelInferRequest.FromString(sent)
         for _ in range(2):
-            ask, wanted = proto.read_ask(sent)
-            assert proto.peek(sent) == (theirs.model_name, "", theirs.id)
+            ask, wanted = infer_messages.decode_infer_request(sent)
+            assert infer_messages.peek_model(sent) == (theirs.model_name, "", theirs.id)
             assert (ask.model, ask.id, list(ask.outputs)) == (theirs.model_name, theirs.id, ["y"] if output else [])
-            assert (ask.inputs[0].data, wanted) == (data, proto.RAW)
+            assert (ask.inputs[0].data, wanted) == (data, infer_messages.RAW_RESPONSE)

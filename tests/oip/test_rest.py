@@ -11,20 +11,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import FalajError, Invalid, QuotaExceeded, Unauthenticated, Unavailable, UserCodeFailed
-from falaj.oip.calls import OCTETS, Reply
-from falaj.oip.rest import NO_HEADER, decode, decode_raw, encode, header_bytes, problem
-from falaj.oip.tensors import MOST_TEXTS, NUMPY, Answer, Ask, Made, pack, raw_of
+from falaj.oip.handler_calls import OCTET_STREAM_TYPE, HttpReply
+from falaj.oip.rest_codec import (
+    NO_JSON_LENGTH,
+    decode_raw_request,
+    decode_request,
+    encode_response,
+    error_reply,
+    parse_json_length,
+)
+from falaj.oip.tensors import (
+    MAX_TEXT_ELEMENTS,
+    NUMPY_TYPES,
+    InferenceRequest,
+    InferenceResponse,
+    OutputTensor,
+    pack_numbers,
+    to_raw_bytes,
+)
 from tests.oip.test_tensors import values
 
 SPEC = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}
 
 
-def ask(request: Any, tail: bytes = b"") -> tuple[Ask, Any]:
+def ask(request: Any, tail: bytes = b"") -> tuple[InferenceRequest, Any]:
     head = request if isinstance(request, bytes) else json.dumps(request).encode()
-    return decode(head + tail, len(head) if tail else NO_HEADER, "m", "3")
+    return decode_request(head + tail, len(head) if tail else NO_JSON_LENGTH, "m", "3")
 
 
-def request(tail: bytes = b"", **changes: Any) -> tuple[Ask, Any]:
+def request(tail: bytes = b"", **changes: Any) -> tuple[InferenceRequest, Any]:
     spec = {name: value for name, value in {**SPEC, **changes}.items() if value is not ...}
     return ask({"inputs": [spec]}, tail)
 
@@ -191,28 +206,28 @@ def test_binary_sizes_that_lie_are_invalid(size: int, tail: bytes) -> None:
 
 
 def test_elements_of_bytes_are_counted_over_all_inputs() -> None:
-    many = MOST_TEXTS // 2 + 1
+    many = MAX_TEXT_ELEMENTS // 2 + 1
     inputs = [{"name": one, "datatype": "BYTES", "shape": [many], "data": [""]} for one in "ab"]
     with pytest.raises(Invalid, match="has 1 elements"):
-        decode(json.dumps({"inputs": inputs[:1]}).encode(), NO_HEADER, "m", "")
+        decode_request(json.dumps({"inputs": inputs[:1]}).encode(), NO_JSON_LENGTH, "m", "")
     inputs[0]["data"] = [""] * many
     with pytest.raises(Invalid, match=f"{2 * many} elements of BYTES"):
-        decode(json.dumps({"inputs": inputs}).encode(), NO_HEADER, "m", "")
+        decode_request(json.dumps({"inputs": inputs}).encode(), NO_JSON_LENGTH, "m", "")
 
 
 def test_a_header_longer_than_the_body_is_invalid() -> None:
     with pytest.raises(Invalid, match="count again"):
-        decode(b"{}", 3, "m", "")
+        decode_request(b"{}", 3, "m", "")
     for said in (b"-1", b"x", b"1_0", b"\xb2", b"9" * 20, b""):
         with pytest.raises(Invalid):
-            header_bytes({b"inference-header-content-length": said})
-    assert header_bytes({b"inference-header-content-length": b"12"}) == 12
+            parse_json_length({b"inference-header-content-length": said})
+    assert parse_json_length({b"inference-header-content-length": b"12"}) == 12
 
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
-@pytest.mark.parametrize("datatype", [*NUMPY, "BF16", "BYTES"])
+@pytest.mark.parametrize("datatype", [*NUMPY_TYPES, "BF16", "BYTES"])
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_tensors_arrive_as_they_were_sent_and_leave_as_they_were_made(datatype: str, data: st.DataObject) -> None:
@@ -220,29 +235,33 @@ def test_tensors_arrive_as_they_were_sent_and_leave_as_they_were_made(datatype: 
     shape = data.draw(SHAPES)
     count = math.prod(shape)
     flat = data.draw(st.lists(values(datatype), min_size=count, max_size=count))
-    raw = raw_of(Made("x", "BYTES", shape, flat)) if datatype == "BYTES" else pack("x", datatype, flat)
+    raw = (
+        to_raw_bytes(OutputTensor("x", "BYTES", shape, flat))
+        if datatype == "BYTES"
+        else pack_numbers("x", datatype, flat)
+    )
     nested = np.array(flat, object).reshape(shape).tolist() if shape else flat
     spec = {"name": "x", "datatype": datatype, "shape": list(shape)}
     wanted: Any = [one.encode() for one in flat] if datatype == "BYTES" else raw
     for listed in (flat, nested):
         assert ask({"inputs": [{**spec, "data": listed}]})[0].inputs[0].data == wanted
     head = json.dumps({"inputs": [{**spec, "parameters": {"binary_data_size": len(raw)}}]}).encode()
-    (one,) = decode(head + raw, len(head), "m", "")[0].inputs
+    (one,) = decode_request(head + raw, len(head), "m", "")[0].inputs
     assert one.data == wanted
-    made_of = wanted if datatype == "BYTES" else np.frombuffer(raw, NUMPY.get(datatype, "<u2")).reshape(shape)
-    answer = Answer("m", "1", "", [Made("x", datatype, shape, made_of)])
-    told = json.loads(b"".join(encode(answer, False).parts))["outputs"][0]
+    made_of = wanted if datatype == "BYTES" else np.frombuffer(raw, NUMPY_TYPES.get(datatype, "<u2")).reshape(shape)
+    answer = InferenceResponse("m", "1", "", [OutputTensor("x", datatype, shape, made_of)])
+    told = json.loads(b"".join(encode_response(answer, False).parts))["outputs"][0]
     assert ask({"inputs": [told]})[0].inputs[0].data == wanted
-    reply = encode(answer, True)
-    assert decode(b"".join(reply.parts).replace(b'"outputs"', b'"inputs" '), reply.json_bytes, "m", "")[0].inputs[
+    reply = encode_response(answer, True)
+    assert decode_request(b"".join(reply.parts).replace(b'"outputs"', b'"inputs" '), reply.json_bytes, "m", "")[
         0
-    ].data == (wanted)
+    ].inputs[0].data == (wanted)
 
 
 def test_answers_say_what_there_is_and_nothing_else() -> None:
-    made = [Made("y", "FP32", (1, 2), np.array([[1, 2.5]], "<f4")), Made("z", "BYTES", (1,), [b"ab"])]
-    answer = Answer("m", "", "", made)
-    assert body(encode(answer, False)) == {
+    made = [OutputTensor("y", "FP32", (1, 2), np.array([[1, 2.5]], "<f4")), OutputTensor("z", "BYTES", (1,), [b"ab"])]
+    answer = InferenceResponse("m", "", "", made)
+    assert body(encode_response(answer, False)) == {
         "model_name": "m",
         "outputs": [
             {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.5]},
@@ -250,8 +269,8 @@ def test_answers_say_what_there_is_and_nothing_else() -> None:
         ],
     }
     answer.version, answer.id, answer.parameters = "3", 'i"\r\n', {"k": 1}
-    reply = encode(answer, {"z": True, "y": False})
-    assert reply.kind == OCTETS
+    reply = encode_response(answer, {"z": True, "y": False})
+    assert reply.kind == OCTET_STREAM_TYPE
     told = json.loads(reply.parts[0])
     assert (told["model_version"], told["id"], told["parameters"]) == ("3", 'i"\r\n', {"k": 1})
     assert [one["name"] for one in told["outputs"]] == ["z", "y"]
@@ -259,17 +278,17 @@ def test_answers_say_what_there_is_and_nothing_else() -> None:
     assert "data" not in told["outputs"][0]
     assert (reply.json_bytes, reply.parts[1:]) == (len(reply.parts[0]), (b"\2\0\0\0ab",))
     with pytest.raises(Invalid, match="no output 'q'"):
-        encode(answer, {"q": False})
+        encode_response(answer, {"q": False})
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_numbers_that_json_has_no_word_for_are_not_made_up(odd: float) -> None:
-    answer = Answer("m", "1", "null", [Made("y", "FP32", (2,), np.array([1, odd], "<f4"))])
+    answer = InferenceResponse("m", "1", "null", [OutputTensor("y", "FP32", (2,), np.array([1, odd], "<f4"))])
     with pytest.raises(UserCodeFailed, match="binary"):
-        encode(answer, False)
-    assert encode(answer, True).parts[1] == np.array([1, odd], "<f4").tobytes()
-    answer.outputs = [Made("null", "FP32", (1,), np.array([1], "<f4"))]
-    assert body(encode(answer, False))["id"] == "null"
+        encode_response(answer, False)
+    assert encode_response(answer, True).parts[1] == np.array([1, odd], "<f4").tobytes()
+    answer.outputs = [OutputTensor("null", "FP32", (1,), np.array([1], "<f4"))]
+    assert body(encode_response(answer, False))["id"] == "null"
 
 
 @pytest.mark.parametrize(
@@ -291,9 +310,9 @@ def test_a_body_of_nothing_but_bytes(spec: Any, batches: bool, sent: bytes, shap
     found = {"name": "x", "datatype": spec[0], "shape": spec[1]}
     if shape is None:
         with pytest.raises(Invalid):
-            decode_raw(sent, Ask("m", "", ()), found, batches=batches)
+            decode_raw_request(sent, InferenceRequest("m", "", ()), found, is_batched=batches)
         return
-    asked, wanted = decode_raw(sent, Ask("m", "", ()), found, batches=batches)
+    asked, wanted = decode_raw_request(sent, InferenceRequest("m", "", ()), found, is_batched=batches)
     assert (asked.inputs[0].shape, wanted) == (shape, True)
     assert asked.inputs[0].data == ([sent] if spec[0] == "BYTES" else sent)
 
@@ -315,7 +334,7 @@ class Later(QuotaExceeded):
     ],
 )
 def test_errors_are_one_text(error: FalajError, status: int, headers: dict[bytes, bytes]) -> None:
-    reply = problem(error)
+    reply = error_reply(error)
     assert (reply.status, dict(reply.headers), body(reply)) == (status, headers, {"error": "a (b)"})
 
 
@@ -339,18 +358,18 @@ BODIES = st.one_of(
 @given(BODIES, st.binary(max_size=12), st.integers(-3, 3))
 @settings(max_examples=400, deadline=None)
 def test_no_body_breaks_the_decoder(head: bytes, tail: bytes, off: int) -> None:
-    length = max(len(head) + off, 0) if tail else NO_HEADER
+    length = max(len(head) + off, 0) if tail else NO_JSON_LENGTH
     try:
-        found, _ = decode(head + tail, length, "m", "")
+        found, _ = decode_request(head + tail, length, "m", "")
     except Invalid as error:
         assert len(str(error)) < 700  # noqa: PT017
         return
     for one in found.inputs:
-        size = np.dtype(NUMPY[one.datatype]).itemsize if one.datatype in NUMPY else 1
+        size = np.dtype(NUMPY_TYPES[one.datatype]).itemsize if one.datatype in NUMPY_TYPES else 1
         assert len(one.data) == math.prod(one.shape) * (size if one.datatype != "BF16" else 2)
 
 
-def body(reply: Reply) -> Any:
+def body(reply: HttpReply) -> Any:
     return json.loads(b"".join(reply.parts))
 
 
@@ -362,17 +381,18 @@ def test_a_header_that_came_before_means_the_same_with_other_bytes() -> None:
 
     for value in (1.0, 2.0, 3.0):
         whole, size = body(value)
-        ask, wanted = decode(whole, size, f"m{value:g}", "1")
+        ask, wanted = decode_request(whole, size, f"m{value:g}", "1")
         assert (ask.model, ask.id, ask.parameters, wanted) == (f"m{value:g}", "", {}, True)
         assert bytes(ask.inputs[0].data) == np.full((1, 2), value, np.float32).tobytes()
     for cut in (whole[:-1], whole + b"\0"):
         with pytest.raises(Invalid):
-            decode(cut, size, "m", "1")
+            decode_request(cut, size, "m", "1")
     for number in ("a", "b"):
         whole, size = body(1.0, id=number)
-        assert decode(whole, size, "m", "1")[0].id == number
+        assert decode_request(whole, size, "m", "1")[0].id == number
     first, second = (
-        decode(*body(1.0, parameters={"timeout": 1_000_000, "binary_data_output": True}), "m", "1")[0] for _ in range(2)
+        decode_request(*body(1.0, parameters={"timeout": 1_000_000, "binary_data_output": True}), "m", "1")[0]
+        for _ in range(2)
     )
     assert 0 < first.deadline < second.deadline
 
@@ -380,6 +400,6 @@ def test_a_header_that_came_before_means_the_same_with_other_bytes() -> None:
 def test_bytes_that_may_be_wrong_are_looked_at_each_time() -> None:
     given = {"name": "b", "shape": [2], "datatype": "BOOL", "parameters": {"binary_data_size": 2}}
     head = json.dumps({"inputs": [given]}).encode()
-    assert decode(head + b"\0\1", len(head), "m", "1")[0].inputs[0].shape == (2,)
+    assert decode_request(head + b"\0\1", len(head), "m", "1")[0].inputs[0].shape == (2,)
     with pytest.raises(Invalid):
-        decode(head + b"\0\2", len(head), "m", "1")
+        decode_request(head + b"\0\2", len(head), "m", "1")

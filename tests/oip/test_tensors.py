@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid, UserCodeFailed
 from falaj.oip import tensors
-from falaj.oip.tensors import NUMPY, SIZES, Made, elements, pack, raw_of, split, values_of
+from falaj.oip.tensors import (
+    DATATYPE_BYTES,
+    NUMPY_TYPES,
+    OutputTensor,
+    count_elements,
+    pack_numbers,
+    split_texts,
+    to_plain_values,
+    to_raw_bytes,
+)
 
-NUMBERS = [one for one in SIZES if one not in ("BOOL", "BF16")]
+NUMBERS = [one for one in DATATYPE_BYTES if one not in ("BOOL", "BF16")]
 
 
 def values(datatype: str) -> st.SearchStrategy[Any]:
@@ -25,7 +34,7 @@ def values(datatype: str) -> st.SearchStrategy[Any]:
         width = {"FP16": 16, "FP64": 64}.get(datatype, 32)
         most = 2.0**127 if datatype == "BF16" else None
         return st.floats(allow_nan=False, allow_infinity=False, width=width, min_value=most and -most, max_value=most)
-    found = np.iinfo(NUMPY[datatype])
+    found = np.iinfo(NUMPY_TYPES[datatype])
     return st.integers(int(found.min), int(found.max))
 
 
@@ -34,28 +43,28 @@ def values(datatype: str) -> st.SearchStrategy[Any]:
 @given(data=st.data())
 def test_numbers_are_numpys(datatype: str, data: st.DataObject) -> None:
     found = data.draw(st.lists(values(datatype), max_size=20))
-    array = np.array(found, NUMPY[datatype])
-    raw = pack("x", datatype, found)
+    array = np.array(found, NUMPY_TYPES[datatype])
+    raw = pack_numbers("x", datatype, found)
     assert raw == array.tobytes()
-    assert len(raw) == len(found) * SIZES[datatype]
-    made = Made("x", datatype, array.shape, array)
-    assert raw_of(made) == raw
-    assert pack("x", datatype, values_of(made)) == raw
+    assert len(raw) == len(found) * DATATYPE_BYTES[datatype]
+    made = OutputTensor("x", datatype, array.shape, array)
+    assert to_raw_bytes(made) == raw
+    assert pack_numbers("x", datatype, to_plain_values(made)) == raw
 
 
 @given(st.lists(values("BF16"), max_size=20))
 @settings(max_examples=50, deadline=None)
 def test_bf16_is_the_nearest(found: list[float]) -> None:
     torch = pytest.importorskip("torch")
-    raw = pack("x", "BF16", found)
+    raw = pack_numbers("x", "BF16", found)
     wanted = torch.tensor(found, dtype=torch.float32).to(torch.bfloat16)
     assert raw == wanted.view(torch.int16).numpy().tobytes()
-    made = Made("x", "BF16", (len(found),), np.frombuffer(raw, "<u2"))
-    assert values_of(made) == wanted.float().tolist()
+    made = OutputTensor("x", "BF16", (len(found),), np.frombuffer(raw, "<u2"))
+    assert to_plain_values(made) == wanted.float().tolist()
 
 
 def test_bf16_of_what_is_no_number() -> None:
-    raw = pack("x", "BF16", [math.inf, -math.inf, math.nan])
+    raw = pack_numbers("x", "BF16", [math.inf, -math.inf, math.nan])
     assert np.frombuffer(raw, "<u2").tolist() == [0x7F80, 0xFF80, 0x7FC0]
 
 
@@ -69,34 +78,34 @@ def test_bf16_of_what_is_no_number() -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(datatype: str, value: float) -> None:
     with pytest.raises(Invalid):
-        pack("x", datatype, [value])
+        pack_numbers("x", datatype, [value])
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))
 def test_bytes_travel_with_their_lengths(found: list[bytes]) -> None:
-    raw = raw_of(Made("x", "BYTES", (len(found),), found))
+    raw = to_raw_bytes(OutputTensor("x", "BYTES", (len(found),), found))
     assert raw == b"".join(struct.pack("<I", len(one)) + one for one in found)
-    assert split("x", raw, len(found)) == found
-    assert split("x", memoryview(raw), len(found)) == found
-    given_ = tensors.given("x", "BYTES", (1, len(found)), raw)
+    assert split_texts("x", raw, len(found)) == found
+    assert split_texts("x", memoryview(raw), len(found)) == found
+    given_ = tensors.to_input_tensor("x", "BYTES", (1, len(found)), raw)
     assert (given_.data, given_.shape) == (found, (1, len(found)))
 
 
 @given(st.binary(max_size=40), st.integers(0, 1 << 40))
 def test_lying_lengths_are_refused(raw: bytes, count: int) -> None:
     try:
-        found = split("x", raw, count)
+        found = split_texts("x", raw, count)
     except Invalid:
         return
-    assert raw_of(Made("x", "BYTES", (count,), found)) == raw
+    assert to_raw_bytes(OutputTensor("x", "BYTES", (count,), found)) == raw
 
 
 def test_texts_and_arrays_of_them_are_bytes() -> None:
     array = np.array([["a", b"\xc3\xa4"]], object)
-    assert raw_of(Made("x", "BYTES", (1, 2), array)) == b"\1\0\0\0a\2\0\0\0\xc3\xa4"
-    assert values_of(Made("x", "BYTES", (1, 2), array)) == ["a", "ä"]
+    assert to_raw_bytes(OutputTensor("x", "BYTES", (1, 2), array)) == b"\1\0\0\0a\2\0\0\0\xc3\xa4"
+    assert to_plain_values(OutputTensor("x", "BYTES", (1, 2), array)) == ["a", "ä"]
     with pytest.raises(UserCodeFailed, match="no text"):
-        values_of(Made("x", "BYTES", (1,), [b"\xff"]))
+        to_plain_values(OutputTensor("x", "BYTES", (1,), [b"\xff"]))
 
 
 @pytest.mark.parametrize(
@@ -110,29 +119,29 @@ def test_texts_and_arrays_of_them_are_bytes() -> None:
 )  # fmt: skip
 def test_bytes_that_are_not_the_shape_are_refused(datatype: str, shape: tuple[int, ...], raw: bytes) -> None:
     with pytest.raises(Invalid):
-        tensors.given("x", datatype, shape, raw)
+        tensors.to_input_tensor("x", datatype, shape, raw)
 
 
 def test_a_walk_over_elements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = tensors.MOST_TEXTS
-    assert len(split("x", bytes(4 * turns), turns)) == turns
-    monkeypatch.setattr(tensors, "_LENGTH", None)  # nothing is read of what is refused
+    turns = tensors.MAX_TEXT_ELEMENTS
+    assert len(split_texts("x", bytes(4 * turns), turns)) == turns
+    monkeypatch.setattr(tensors, "_LENGTH_PREFIX", None)  # nothing is read of what is refused
     with pytest.raises(Invalid, match=f"{turns + 1} elements of BYTES"):
-        tensors.given("x", "BYTES", (1, turns + 1), bytes(4 * turns + 4))
+        tensors.to_input_tensor("x", "BYTES", (1, turns + 1), bytes(4 * turns + 4))
     for shape in ((1 << 20, 1 << 20), (turns + 1,)):
         with pytest.raises(Invalid):
-            tensors.given("x", "BYTES", shape, b"")
+            tensors.to_input_tensor("x", "BYTES", shape, b"")
 
 
 def test_shapes_of_nothing_and_of_one() -> None:
-    assert [elements("x", one) for one in ((), (0,), (3, 0), (2, 3))] == [1, 0, 0, 6]
-    assert tensors.given("x", "FP32", (), b"abcd").data == b"abcd"
-    assert tensors.given("x", "FP32", (0, 32), b"").data == b""
+    assert [count_elements("x", one) for one in ((), (0,), (3, 0), (2, 3))] == [1, 0, 0, 6]
+    assert tensors.to_input_tensor("x", "FP32", (), b"abcd").data == b"abcd"
+    assert tensors.to_input_tensor("x", "FP32", (0, 32), b"").data == b""
 
 
 def test_views_and_transposed_arrays_are_written_in_order() -> None:
     array = np.arange(12, dtype="<i4").reshape(3, 4)
     for one in (array[1:2], array[:, 1:3], array.T):
-        made = Made("x", "INT32", one.shape, one)
-        assert values_of(made) == one.ravel().tolist()
-        assert raw_of(made) == np.ascontiguousarray(one).tobytes()
+        made = OutputTensor("x", "INT32", one.shape, one)
+        assert to_plain_values(made) == one.ravel().tolist()
+        assert to_raw_bytes(made) == np.ascontiguousarray(one).tobytes()

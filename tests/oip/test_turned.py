@@ -5,15 +5,15 @@ import gzip
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from falaj.oip.answers import whole
-from falaj.oip.calls import Call, Reply
-from falaj.oip.http1 import ENOUGH, FEW, HttpServer, Turned
+from falaj.oip.handler_calls import HttpCall, HttpReply
+from falaj.oip.http1_parser import Http1Limits, RequestHead
+from falaj.oip.http1_server import FULL_GROUP_SIZE, MIN_GROUP_SIZE, GatheredExchanges, Http1Server
+from falaj.oip.http_responses import render_group
 from falaj.oip.lot_frames import Told
-from falaj.oip.requests import Head, Limits
 from tests.infer.running import on_loop, until
 from tests.infer.test_gathered import Wire
 
-MANY = FEW + 4
+MANY = MIN_GROUP_SIZE + 4
 LARGE = b"7" * 4000
 PLAIN = b"POST /v2 HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n"
 
@@ -22,18 +22,18 @@ class Passing:
     """A door that passes on, and gets what it wants for an answer."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Turned, list[bytes]]] = []
+        self.turns: list[tuple[GatheredExchanges, list[bytes]]] = []
         self.alone: list[bytes] = []
         self.ended: list[int] = []
 
-    def joins(self, _: Head) -> bool:
+    def joins(self, _: RequestHead) -> bool:
         return True
 
-    def rest(self, call: Call, reply: Callable[[Reply], Any]) -> None:
+    def rest(self, call: HttpCall, send_reply: Callable[[HttpReply], Any]) -> None:
         self.alone.append(call.body)
-        reply(Reply(200, (call.body,)))
+        send_reply(HttpReply(200, (call.body,)))
 
-    def pass_on(self, asked: Sequence[tuple[Head, bytes]], _: float, turned: Turned) -> list[int]:
+    def pass_on(self, asked: Sequence[tuple[RequestHead, bytes]], _: float, turned: GatheredExchanges) -> list[int]:
         here = [number for number, (_, body) in enumerate(asked) if body != b"by"]
         turned.asked(here, self.ended.append)
         self.turns.append((turned, [body for _, body in asked]))
@@ -45,14 +45,14 @@ class Passing:
         numbers = [number for number, body in enumerate(bodies) if body != b"by"]
         told = Told(200, 0, b"application/json", [bodies[number] + more for number in numbers])
         names = [b"n%d" % number for number in numbers]
-        left = turned.tell_whole(numbers, told, whole(told, b"name: ", names, b"\r\nbeside: 1\r\n"))
+        left = turned.tell_whole(numbers, told, render_group(told, b"name: ", names, b"\r\nbeside: 1\r\n"))
         for place in left:
             turned.tell(numbers[place], told.reply(place))
         return left
 
 
 def wires_of(door: Passing, num: int) -> list[Wire]:
-    server = HttpServer(door, Limits())
+    server = Http1Server(door, Http1Limits())
     return [Wire(server) for _ in range(num)]
 
 
@@ -81,7 +81,7 @@ async def test_those_who_come_while_others_are_read_go_with_them() -> None:
 @on_loop
 async def test_nobody_waits_for_few_or_for_ever() -> None:
     door, loop = Passing(), asyncio.get_running_loop()
-    wires = wires_of(door, 2 * ENOUGH + MANY)
+    wires = wires_of(door, 2 * FULL_GROUP_SIZE + MANY)
     left = list(wires)
 
     def send(num: int) -> None:
@@ -92,9 +92,9 @@ async def test_nobody_waits_for_few_or_for_ever() -> None:
         if left:
             loop.call_soon(send, 2 * num)
 
-    send(FEW - 1)
+    send(MIN_GROUP_SIZE - 1)
     await until(lambda: not left and sum(len(bodies) for _, bodies in door.turns) + len(door.alone) == len(wires))
-    assert max(len(bodies) for _, bodies in door.turns) < 4 * ENOUGH
+    assert max(len(bodies) for _, bodies in door.turns) < 4 * FULL_GROUP_SIZE
     assert len(door.turns) > 1
     wires[0].said = b""
     wires[0].send(PLAIN + b"zz")
@@ -110,7 +110,7 @@ async def test_clients_who_want_more_than_an_answer_get_it() -> None:
         b"POST /v2 HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\n",
         b"POST /v2 HTTP/1.1\r\nhost: h\r\naccept-encoding: gzip, br\r\ncontent-length: 2\r\n\r\n",
         b"POST /v2 HTTP/1.1\r\nhost: h\r\naccept-encoding: gzip\r\ncontent-length: 2\r\n\r\n",
-        b"HEAD /v2 HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n", *[PLAIN] * FEW,
+        b"HEAD /v2 HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n", *[PLAIN] * MIN_GROUP_SIZE,
     ]  # fmt: skip
     wires = wires_of(door, len(heads))
     for number, (wire, head) in enumerate(zip(wires, heads, strict=True)):
@@ -154,7 +154,7 @@ async def test_who_goes_away_ends_theirs_once_and_who_goes_alone_is_no_part() ->
     assert door.ended == [2]  # the third of those that went as one
     assert door.answer(0) == []
     wires[4].lose()
-    door.turns[0][0].tell(5, Reply(500))  # a second answer is dropped
+    door.turns[0][0].tell(5, HttpReply(500))  # a second answer is dropped
     assert door.ended == [2]
     assert not wires[3].said
     assert [len(wire.answers()) for number, wire in enumerate(wires) if number != 3] == [1] * (MANY - 1)

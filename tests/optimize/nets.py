@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from falaj.core.sheet import Sheet, TensorSpec, to_json
-from falaj.optimize.learn import Lesson, learn
-from falaj.optimize.records import Plan
-from falaj.optimize.rows import Rows
-from falaj.train.weights import write
+from falaj.core.model_manifest import ModelManifest, TensorSpec, encode_manifest
+from falaj.optimize.dataset_rows import DatasetRows
+from falaj.optimize.module_training import LearningPlan, train_module
+from falaj.optimize.records import OptimizePlan
+from falaj.train.weights import write_weights
 
 CODE = '''
 import torch
@@ -44,11 +44,11 @@ class Moody(Net):
 INPUT = TensorSpec("x", "FP32", (-1, 8))
 
 
-def rows(count: int, seed: int = 1) -> Rows:
+def rows(count: int, seed: int = 1) -> DatasetRows:
     """Which of three sums is the largest."""
     x = np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
     sums = np.stack([x[:, :3].sum(1), x[:, 3:6].sum(1), x[:, 5:].sum(1)], axis=1)
-    return Rows((x,), sums.argmax(1).astype(np.int64))
+    return DatasetRows((x,), sums.argmax(1).astype(np.int64))
 
 
 def model(folder: Path, name: str = "Net", *, outputs: tuple[TensorSpec, ...] = ()) -> Path:
@@ -60,19 +60,19 @@ def model(folder: Path, name: str = "Net", *, outputs: tuple[TensorSpec, ...] = 
     space: dict[str, type[torch.nn.Module]] = {}
     exec(CODE, space)  # noqa: S102 - the text above
     torch.manual_seed(3)
-    known = learn(space[name](), rows(600), Lesson(12, 1e-2, 3))
-    write(known, folder / "model" / "model.safetensors")
-    sheet = Sheet(runtime="torch", code=f"net:{name}", inputs=(INPUT,), outputs=outputs)
-    (folder / "model" / "falaj.json").write_bytes(to_json(sheet))
+    known = train_module(space[name](), rows(600), LearningPlan(12, 1e-2, 3))
+    write_weights(known, folder / "model" / "model.safetensors")
+    sheet = ModelManifest(runtime="torch", code=f"net:{name}", inputs=(INPUT,), outputs=outputs)
+    (folder / "model" / "falaj.json").write_bytes(encode_manifest(sheet))
     data = rows(500, seed=2)
     np.savez(folder / "data" / "rows.npz", x=data.inputs[0], label=data.target)
     return folder
 
 
-def plan(folder: Path, **more: object) -> Plan:
+def plan(folder: Path, **more: object) -> OptimizePlan:
     """All of it, quickly."""
     known = {
         "model": str(folder / "model"), "out": str(folder / "out"), "code": str(folder / "code"), "rounds": 1,
         "data": str(folder / "data"), "target": "label", "round_ms": 1.0, "epochs": 12, "max_loss": 0.1,
     }  # fmt: skip
-    return Plan(**{**known, **more})  # type: ignore[arg-type]
+    return OptimizePlan(**{**known, **more})  # type: ignore[arg-type]

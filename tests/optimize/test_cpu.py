@@ -2,7 +2,7 @@
 
 import pytest
 
-from falaj.optimize.cpu import flags, halves, named, narrow
+from falaj.optimize.cpu_features import list_half_types, needs_seven_bits, read_cpu_flags, read_cpu_name
 
 ZEN3 = "processor : 0\nmodel name\t: AMD EPYC 7R13\nflags\t\t: fpu avx avx2 fma\n\nprocessor : 1\nflags : other\n"
 ZEN4 = "flags : fpu avx2 avx512f avx512_vnni avx512_bf16"
@@ -10,9 +10,9 @@ ARM = "Features\t: fp asimd asimdhp asimddp bf16"
 
 
 def test_flags_are_those_of_the_first_core() -> None:
-    assert flags(ZEN3) == {"fpu", "avx", "avx2", "fma"}
-    assert named(ZEN3) == "AMD EPYC 7R13"
-    assert flags("") == frozenset()
+    assert read_cpu_flags(ZEN3) == {"fpu", "avx", "avx2", "fma"}
+    assert read_cpu_name(ZEN3) == "AMD EPYC 7R13"
+    assert read_cpu_flags("") == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,13 @@ def test_flags_are_those_of_the_first_core() -> None:
     ],
 )  # fmt: skip
 def test_weights_have_seven_bits_where_sums_would_saturate(info: str, aim: str, seven: bool) -> None:
-    assert narrow(flags(info), aim) is seven
+    assert needs_seven_bits(read_cpu_flags(info), aim) is seven
 
 
 def test_halves_are_tried_where_they_are_computed_with() -> None:
-    assert halves(flags(ZEN4), "cpu") == frozenset()  # avx512_bf16 is there, but ONNX Runtime does not use it
-    assert halves(flags(ARM), "cpu") == {"fp16", "bf16"}
-    assert halves(flags(ARM), "any-cpu") == frozenset()
-    assert halves(flags(ZEN3), "cuda") == {"fp16", "bf16"}
+    assert (
+        list_half_types(read_cpu_flags(ZEN4), "cpu") == frozenset()
+    )  # avx512_bf16 is there, but ONNX Runtime does not use it
+    assert list_half_types(read_cpu_flags(ARM), "cpu") == {"fp16", "bf16"}
+    assert list_half_types(read_cpu_flags(ARM), "any-cpu") == frozenset()
+    assert list_half_types(read_cpu_flags(ZEN3), "cuda") == {"fp16", "bf16"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from falaj.optimize.measure import BATCHES, footprints, measure
-from falaj.optimize.records import Plan
+from falaj.optimize.records import OptimizePlan
+from falaj.optimize.timing import BATCH_SIZES, measure_footprints, measure_variants
 from tests.infer import models
 
-PLAN = Plan("m", "o", rounds=2, round_ms=2.0)
+PLAN = OptimizePlan("m", "o", rounds=2, round_ms=2.0)
 X = [np.zeros((4, 8), np.float32)]
 
 
@@ -28,8 +28,8 @@ def test_all_are_measured_at_every_size() -> None:
         sizes.add(len(given[0]))
         return list(given)
 
-    found = measure({"quick": quick, "busy": _busy}, X, PLAN, grows=True)
-    assert sizes == set(BATCHES)
+    found = measure_variants({"quick": quick, "busy": _busy}, X, PLAN, accepts_any_batch=True)
+    assert sizes == set(BATCH_SIZES)
     assert found["busy"].cpu_us >= 500
     assert found["busy"].batch == 128
     assert found["busy"].p95_us >= found["busy"].p50_us >= 500
@@ -37,13 +37,15 @@ def test_all_are_measured_at_every_size() -> None:
 
 
 def test_a_model_of_a_fixed_batch_is_measured_at_that() -> None:
-    assert measure({"fixed": _busy}, X, PLAN, grows=False)["fixed"].batch == 4
+    assert measure_variants({"fixed": _busy}, X, PLAN, accepts_any_batch=False)["fixed"].batch == 4
 
 
 def test_memory_is_that_of_the_model_and_a_broken_one_hides_no_other(tmp_path: Path) -> None:
     small, large = models.mlp(tmp_path / "s") / "model.onnx", models.encoder(tmp_path / "l", layers=2) / "model.onnx"
     (tmp_path / "broken.onnx").write_bytes(b"no model")
-    found = footprints({"small": (small, 8), "broken": (tmp_path / "broken.onnx", 1), "large": (large, 1)}, PLAN)
+    found = measure_footprints(
+        {"small": (small, 8), "broken": (tmp_path / "broken.onnx", 1), "large": (large, 1)}, PLAN
+    )
     assert found["broken"] == 0
     assert 0 < found["small"] < found["large"]
     assert found["large"] > large.stat().st_size

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from falaj.core.errors import Corrupt, Invalid
-from falaj.optimize.parity import check, worst
+from falaj.core.errors import CorruptData, Invalid
+from falaj.optimize.parity import check_parity, find_worst_difference
 
 X = np.linspace(-1, 1, 600, dtype=np.float32).reshape(300, 2)
 
 
 def test_the_worst_row_is_named() -> None:
-    with pytest.raises(Corrupt, match=r"row 277 of the data"):
-        check(_same, _shifted, [("seeded inputs", [X[:200]]), ("data", [X])])
+    with pytest.raises(CorruptData, match=r"row 277 of the data"):
+        check_parity(_same, _shifted, [("seeded inputs", [X[:200]]), ("data", [X])])
 
 
 def _same(given: Sequence[Any]) -> list[Any]:
@@ -28,17 +28,17 @@ def _shifted(given: Sequence[Any]) -> list[Any]:
 
 
 def test_another_order_of_sums_passes() -> None:
-    assert check(_same, lambda given: [given[0] * np.float32(1 + 1e-5)], [("data", [X])]).error < 1e-3
+    assert check_parity(_same, lambda given: [given[0] * np.float32(1 + 1e-5)], [("data", [X])]).error < 1e-3
 
 
 def test_numbers_that_are_none_count() -> None:
     broken = X.copy()
     broken[3, 0] = np.nan
-    found = worst([X], [broken])
+    found = find_worst_difference([X], [broken])
     assert (found.row, found.error) == (3, np.inf)
-    assert worst([broken], [broken]).error == 0
+    assert find_worst_difference([broken], [broken]).error == 0
 
 
 def test_other_shapes_are_no_parity() -> None:
     with pytest.raises(Invalid):
-        worst([X], [X[:, :1]])
+        find_worst_difference([X], [X[:, :1]])

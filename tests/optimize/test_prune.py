@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from falaj.core.errors import Invalid
-from falaj.optimize.learn import Lesson, learn
-from falaj.optimize.prune import masked, need, pairs, take_units
-from falaj.optimize.rows import Rows
+from falaj.optimize.dataset_rows import DatasetRows
+from falaj.optimize.module_training import LearningPlan, train_module
+from falaj.optimize.pruning import build_keep_mask, find_layer_pairs, remove_units, require_pairs
 from tests.optimize.nets import rows
 
 
@@ -51,7 +51,7 @@ X = np.random.default_rng(1).standard_normal((2, 1, 8, 8)).astype(np.float32)
 
 
 def test_every_place_is_found(pictures: Pictures) -> None:
-    found = pairs(pictures, [X])
+    found = find_layer_pairs(pictures, [X])
     assert [(one.maker, one.taker) for one in found] == [
         ("first.weight", "second.weight"), ("second.weight", "inner.weight"), ("inner.weight", "last.weight"),
     ]  # fmt: skip
@@ -64,24 +64,24 @@ def test_taking_out_units_that_do_nothing_changes_nothing(pictures: Pictures) ->
         pictures.inner.weight[:, 4 * 2 : 4 * 4] = 0
         pictures.last.weight[:, ::2] = 0
     before = pictures(torch.from_numpy(X))
-    lost = take_units(pictures, pairs(pictures, [X]), 0.25)
+    lost = remove_units(pictures, find_layer_pairs(pictures, [X]), 0.25)
     assert lost == {"first.weight": 1, "second.weight": 2, "inner.weight": 2}
     assert torch.allclose(pictures(torch.from_numpy(X)), before, atol=1e-6)
     assert pictures.inner.weight.shape == (8, 6 * 4)
 
 
 def test_what_others_see_stays() -> None:
-    assert pairs(Tangled().eval(), [np.zeros((2, 4), np.float32)]) == []
+    assert find_layer_pairs(Tangled().eval(), [np.zeros((2, 4), np.float32)]) == []
     with pytest.raises(Invalid):
-        need([])
+        require_pairs([])
 
 
 def test_the_smallest_weights_go_and_stay_away() -> None:
-    stays = masked(np.array([[1.0, -5.0], [0.1, 3.0]]), 0.5)
+    stays = build_keep_mask(np.array([[1.0, -5.0], [0.1, 3.0]]), 0.5)
     assert stays.tolist() == [[False, True], [False, True]]
     module = nn.Linear(8, 3)
-    masks = {"weight": torch.from_numpy(masked(module.weight.detach().numpy(), 0.5))}
-    learn(module, rows(100), Lesson(2, 0.1, 1, masks=masks))
+    masks = {"weight": torch.from_numpy(build_keep_mask(module.weight.detach().numpy(), 0.5))}
+    train_module(module, rows(100), LearningPlan(2, 0.1, 1, masks=masks))
     assert int((module.weight == 0).sum()) == 12
 
 
@@ -89,7 +89,9 @@ def test_learning_is_the_same_every_time() -> None:
     made = []
     for _ in range(2):
         torch.manual_seed(5)
-        module = learn(nn.Linear(8, 3), rows(200), Lesson(3, 0.05, 5, teacher=lambda given: [given[0][:, :3]]))
+        module = train_module(
+            nn.Linear(8, 3), rows(200), LearningPlan(3, 0.05, 5, teacher=lambda given: [given[0][:, :3]])
+        )
         made.append(module.weight.detach().clone())
     assert torch.equal(*made)
 
@@ -99,7 +101,7 @@ def test_learning_is_the_same_every_time() -> None:
 def test_numbers_and_yes_or_no_are_learnt_whatever_the_shape(target: Any, flat: bool) -> None:
     torch.manual_seed(2)
     module = nn.Sequential(nn.Linear(8, 1), nn.Flatten(0) if flat else nn.Identity())
-    data = Rows(rows(200).inputs, target)
+    data = DatasetRows(rows(200).inputs, target)
     for teacher in (None, lambda given: [given[0][:, 0] if flat else given[0][:, :1]]):
-        learn(module, data, Lesson(2, 0.01, 1, teacher=teacher))
+        train_module(module, data, LearningPlan(2, 0.01, 1, teacher=teacher))
     assert all(bool(one.isfinite().all()) for one in module.parameters())

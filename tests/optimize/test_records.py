@@ -4,13 +4,15 @@ import pytest
 
 from falaj.core.errors import Invalid
 from falaj.optimize.__main__ import read_plan
-from falaj.optimize.records import Plan, plan_of
+from falaj.optimize.records import OptimizePlan, parse_plan
 
 GOOD = {"model": "m", "out": "o"}
 
 
 def test_a_plan_is_read_from_plain_values() -> None:
-    assert plan_of({**GOOD, "methods": ["prune"], "max_loss": 0}) == Plan("m", "o", methods=("prune",), max_loss=0)
+    assert parse_plan({**GOOD, "methods": ["prune"], "max_loss": 0}) == OptimizePlan(
+        "m", "o", methods=("prune",), max_loss=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ def test_a_plan_is_read_from_plain_values() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(Invalid):
-        plan_of({**GOOD, **wrong})
+        parse_plan({**GOOD, **wrong})
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "/nowhere/plan.json", '{"model": "m"}', "{" * 10_000])

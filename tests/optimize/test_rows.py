@@ -8,8 +8,8 @@ import pytest
 from pyarrow import csv, parquet
 
 from falaj.core.errors import Invalid
-from falaj.core.sheet import TensorSpec
-from falaj.optimize.rows import classes, read_rows, split
+from falaj.core.model_manifest import TensorSpec
+from falaj.optimize.dataset_rows import read_rows, split_rows, to_targets
 
 MATRIX = (TensorSpec("x", "FP32", (-1, 2)),)
 TABLE = pa.table({"a": [1.0, 2.0, 3.0], "b": [4, 5, 6], "name": ["p", "q", "r"], "label": ["no", "yes", "no"]})
@@ -51,19 +51,19 @@ def test_what_does_not_fit_says_so(tmp_path: Path) -> None:
 
 def test_rows_are_learnt_from_or_judged_by_and_never_both(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.arange(200.0).reshape(100, 2))
-    learnt, judged = split(read_rows(str(tmp_path), MATRIX, "", 100, 1), 7)
+    learnt, judged = split_rows(read_rows(str(tmp_path), MATRIX, "", 100, 1), 7)
     assert (len(learnt), len(judged)) == (80, 20)
     assert not set(learnt.inputs[0][:, 0]) & set(judged.inputs[0][:, 0])
 
 
 def test_targets() -> None:
-    assert classes(np.array([3, 1])).tolist() == [3, 1]
-    assert classes(np.array([-1, 1])).tolist() == [0, 1]
-    assert classes(np.array([True, False])).tolist() == [1, 0]
-    assert classes(np.array([0.5])).dtype == np.float32
+    assert to_targets(np.array([3, 1])).tolist() == [3, 1]
+    assert to_targets(np.array([-1, 1])).tolist() == [0, 1]
+    assert to_targets(np.array([True, False])).tolist() == [1, 0]
+    assert to_targets(np.array([0.5])).dtype == np.float32
     for empty in (np.array([1.0, np.nan]), np.array(["a", None], object)):
         with pytest.raises(Invalid):
-            classes(empty)
+            to_targets(empty)
 
 
 def test_columns_that_the_sheet_names(tmp_path: Path) -> None:

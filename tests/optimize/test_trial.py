@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from falaj.core.errors import Corrupt, Invalid
-from falaj.core.sheet import TensorSpec, read_sheet
+from falaj.core.errors import CorruptData, Invalid
+from falaj.core.model_manifest import TensorSpec, read_manifest
 from falaj.infer.records import ModelConfig
-from falaj.infer.runtimes import load
-from falaj.optimize.__main__ import NOTHING_CHOSEN, optimise
-from falaj.optimize.graphs import Session
-from falaj.optimize.original import open_model
-from falaj.optimize.records import EXPORT, KEPT, REFUSED, SKIPPED
-from falaj.optimize.trial import Trial
+from falaj.infer.runtimes import load_runtime
+from falaj.optimize.__main__ import NOTHING_CHOSEN_EXIT_CODE, run_optimization
+from falaj.optimize.onnx_files import OnnxSession
+from falaj.optimize.optimization_trial import OptimizationTrial
+from falaj.optimize.original_model import open_model
+from falaj.optimize.records import EXPORT_NAME, REFUSED, SKIPPED, WITHIN_BOUND
 from tests.infer import models
 from tests.optimize.nets import model, plan, rows
 
@@ -28,32 +28,32 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     """One run: its folder, what was tried by name, and how it ended."""
     folder = model(tmp_path_factory.mktemp("net"), outputs=(TensorSpec("logits", "FP32", (-1, 3)),))
     lines: list[tuple[str, Any]] = []
-    assert optimise(plan(folder, methods=METHODS), lambda kind, what: lines.append((kind, what))) == 0
+    assert run_optimization(plan(folder, methods=METHODS), lambda kind, what: lines.append((kind, what))) == 0
     return folder, {what["name"]: what for kind, what in lines if kind == "tried"}, lines[-1][1]
 
 
 def test_every_method_was_tried_and_measured(made: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
     _, tried, ended = made
-    assert list(tried)[:2] == ["as it is", EXPORT]
+    assert list(tried)[:2] == ["as it is", EXPORT_NAME]
     assert {*METHODS, "fuse-transformer", "distil+int8-dynamic", "distil+int8-static"} <= set(tried)
     assert tried["fuse-transformer"]["verdict"] == SKIPPED
     for one in tried.values():
-        if one["verdict"] in (KEPT, REFUSED):
+        if one["verdict"] in (WITHIN_BOUND, REFUSED):
             assert min(one[key] for key in ("p50_us", "p95_us", "cpu_us", "row_cpu_us", "rows_s", "speed")) > 0, one
-    assert all(tried[name]["memory_bytes"] > 0 for name in (EXPORT, "distil"))
+    assert all(tried[name]["memory_bytes"] > 0 for name in (EXPORT_NAME, "distil"))
     assert ended["measure"] == "accuracy"
     assert ended["parity"] < 1e-4
-    assert tried[EXPORT]["quality"] == tried["as it is"]["quality"] > 0.8
-    assert tried["distil"]["size_bytes"] < 0.4 * tried[EXPORT]["size_bytes"]
-    assert tried["prune"]["size_bytes"] < 0.5 * tried[EXPORT]["size_bytes"]
-    assert tried["sparse"]["packed_bytes"] < 0.8 * tried[EXPORT]["packed_bytes"]
+    assert tried[EXPORT_NAME]["quality"] == tried["as it is"]["quality"] > 0.8
+    assert tried["distil"]["size_bytes"] < 0.4 * tried[EXPORT_NAME]["size_bytes"]
+    assert tried["prune"]["size_bytes"] < 0.5 * tried[EXPORT_NAME]["size_bytes"]
+    assert tried["sparse"]["packed_bytes"] < 0.8 * tried[EXPORT_NAME]["packed_bytes"]
 
 
 def test_the_chosen_one_lies_there_with_its_evidence(made: tuple[Path, dict[str, Any], dict[str, Any]]) -> None:
     folder, tried, ended = made
     out = folder / "out"
     assert sorted(one.name for one in out.iterdir()) == ["card.json", "falaj.json", "model.onnx", "optimize.json"]
-    sheet, session = read_sheet((out / "falaj.json").read_bytes()), Session(out / "model.onnx")
+    sheet, session = read_manifest((out / "falaj.json").read_bytes()), OnnxSession(out / "model.onnx")
     assert (sheet.runtime, sheet.inputs, sheet.outputs) == ("onnx", session.inputs, session.outputs)
     assert [one.name for one in session.outputs] == ["logits"]
     evidence = json.loads((out / "optimize.json").read_text())
@@ -62,7 +62,7 @@ def test_the_chosen_one_lies_there_with_its_evidence(made: tuple[Path, dict[str,
     assert evidence["plan"]["seed"] == 7
     assert "onnxruntime" in evidence["machine"]["versions"]
     assert str(folder) not in (out / "optimize.json").read_text()
-    served = load(ModelConfig("net", "1", str(out)))
+    served = load_runtime(ModelConfig("net", "1", str(out)))
     given = rows(4).inputs
     assert np.array_equal(served.run(given, {})[0], session.run(given)[0])
     served.close()
@@ -73,7 +73,7 @@ def test_the_chosen_one_lies_there_with_its_evidence(made: tuple[Path, dict[str,
 
 def test_the_same_plan_makes_the_same_bytes(made: tuple[Path, dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
     folder, tried, _ = made
-    trial = Trial(plan(folder, methods=("int8-dynamic", "int8-static", "distil")), tmp_path, lambda _: None)
+    trial = OptimizationTrial(plan(folder, methods=("int8-dynamic", "int8-static", "distil")), tmp_path, lambda _: None)
     again = {one.name: one.sha256 for one in trial.variants()}
     assert len(again) > 5
     assert {name: tried[name]["sha256"] for name in again} == again
@@ -83,7 +83,7 @@ def test_a_variant_outside_the_bound_is_shown_and_never_chosen(tmp_path: Path) -
     models.mlp(tmp_path / "m")
     told = plan(tmp_path, model=str(tmp_path / "m"), code="", data="", target="", methods=("sparse",))
     lines: list[tuple[str, Any]] = []
-    assert optimise(told, lambda kind, what: lines.append((kind, what))) == NOTHING_CHOSEN
+    assert run_optimization(told, lambda kind, what: lines.append((kind, what))) == NOTHING_CHOSEN_EXIT_CODE
     tried = {what["name"]: what for kind, what in lines if kind == "tried"}
     assert tried["sparse"]["verdict"] == REFUSED
     assert "loses" in tried["sparse"]["note"]
@@ -94,7 +94,7 @@ def test_a_variant_outside_the_bound_is_shown_and_never_chosen(tmp_path: Path) -
 
 def test_an_export_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "net", "Moody")
-    with pytest.raises(Corrupt, match=r"where the model answers .* row \d+ of the seeded inputs"):
+    with pytest.raises(CorruptData, match=r"where the model answers .* row \d+ of the seeded inputs"):
         open_model(plan(folder), tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
 def test_a_model_of_onnx_is_judged_by_agreement(tmp_path: Path) -> None:
     models.mlp(tmp_path / "m")
     told = plan(tmp_path, model=str(tmp_path / "m"), code="", data="", target="", max_loss=0.005)
-    trial = Trial(told, tmp_path, lambda _: None)
+    trial = OptimizationTrial(told, tmp_path, lambda _: None)
     found = {one.name: one for one in trial.variants()}
     assert trial.kind == "agreement"
     assert found["as it is"].quality == 1.0

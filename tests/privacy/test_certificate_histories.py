@@ -25,14 +25,14 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.core.context import Actor, Context
+from falaj.core.context import Actor, CallContext
 from falaj.core.errors import FalajError, NotFound
 from falaj.core.ref import Ref
-from falaj.platform import House, load_settings
-from falaj.snapshot.read import Snapshot
-from falaj.snapshot.records import Tree
+from falaj.server import Server, load_settings
+from falaj.snapshot.records import PublishedTree
+from falaj.snapshot.tree_reader import TreeSnapshot
 from falaj.store.codec import from_plain
-from falaj.store.objects import objects_after
+from falaj.store.stored_objects import list_objects_after
 from tests.replica import FALAJ
 from tests.town import LABEL, Town
 
@@ -234,9 +234,9 @@ class History:
 class IndependentReader:
     """Opens everything that is left of a platform, and says where a person is. Shares no code with the search."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: Server) -> None:
         self.house = house
-        self.ctx = Context(Actor("reader", "bank", kind="service"), "ae-dubai")
+        self.ctx = CallContext(Actor("reader", "bank", kind="service"), "ae-dubai")
 
     def find(self, who: str, since: str = "") -> list[str]:
         """Every place with the person in it; of the log, the events behind a position."""
@@ -261,21 +261,23 @@ class IndependentReader:
             since = facts[-1].pos
 
     def _records(self) -> Iterator[tuple[str, bytes]]:
-        from falaj.core.ports import Key, Row
-        from falaj.store.envelope import open_record
+        from falaj.core.ports import RecordKey, StoredRow
+        from falaj.store.envelope import decrypt_record
 
         for table, values in self.house.ledger.store.dump():
             if table == "records" and values[0] == "bank" and values[1] != "key":
                 tenant, kind, project, name, version, rev, cell, body, at, terms = values
-                row = Row(Key(tenant, kind, project, name, version), rev, cell, bytes(body), at, _terms(terms))
-                text = json.dumps(open_record(self.house.ledger.cipher, row).body)
+                row = StoredRow(
+                    RecordKey(tenant, kind, project, name, version), rev, cell, bytes(body), at, _terms(terms)
+                )
+                text = json.dumps(decrypt_record(self.house.ledger.cipher, row).body)
                 yield f"record {kind} {project}/{name}@{version}", text.encode()
 
     def _objects(self) -> Iterator[tuple[str, bytes]]:
         after = ""
         while True:
             with self.house.ledger.read(self.ctx) as tx:
-                page, after = objects_after(tx, "bank", after, 100)
+                page, after = list_objects_after(tx, "bank", after, 100)
             for thing in page:
                 if not thing.parts and thing.state != "writing":
                     with suppress(FalajError):  # its bytes are gone
@@ -303,9 +305,9 @@ class IndependentReader:
         fields = {
             name: body[key] for name, key in (("root", "root"), ("num_files", "num_files"), ("size_bytes", "size"))
         }
-        tree: Tree = from_plain(Tree, {**fields, "batches": body["batches"]})
+        tree: PublishedTree = from_plain(PublishedTree, {**fields, "batches": body["batches"]})
         for zone in ("ae-dubai", "eu-west"):
-            snapshot = Snapshot(tree, lambda digest, start, stop, zone=zone: self.house.blobs.give(
+            snapshot = TreeSnapshot(tree, lambda digest, start, stop, zone=zone: self.house.blobs.give(
                 self.ctx, zone, digest, start, stop
             ))  # fmt: skip
             files: dict[str, bytes] = {}
@@ -323,7 +325,7 @@ def _unpacked(name: str, data: bytes) -> bytes:
     return data + gzip.decompress(data) if name.endswith(".gz") else data
 
 
-def restore_backup(town: Town, name: str, home: Path) -> House:
+def restore_backup(town: Town, name: str, home: Path) -> Server:
     """A backup as it stands again somewhere else, with the root keys that are left."""
     home.mkdir(mode=0o700)
     keys = Path(town.house.settings.home) / "keys"
@@ -331,7 +333,7 @@ def restore_backup(town: Town, name: str, home: Path) -> House:
     command = [*FALAJ, "restore", town.house.settings.backup.to, "--backup", name, "--at", str(home)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return House(load_settings(str(home)))
+    return Server(load_settings(str(home)))
 
 
 class RestoredBackups:

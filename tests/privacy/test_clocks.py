@@ -7,22 +7,22 @@ import pytest
 
 from falaj.core.errors import Conflict, Invalid
 from falaj.govern.legal_calendars import Calendar, load_calendars
-from falaj.govern.legal_periods import BREACH, BREACH_PEOPLE, DAYS, REQUEST, WORKING_DAYS, Citation, Deadline
-from falaj.govern.records import Regime
+from falaj.govern.legal_periods import BREACH, BREACH_PEOPLE, DAYS, REQUEST, WORKING_DAYS, DutyDeadline, LegalCitation
+from falaj.govern.records import LegalRegime
 from falaj.govern.regimes import load_regimes
-from falaj.privacy.clocks import (
+from falaj.privacy.duty_clocks import (
     DUE_NOW,
     NO_DEADLINE,
     STOPPED,
-    due_at_once,
     extend_clocks,
-    first_due,
+    find_first_due,
     is_overdue,
+    list_due_at_once,
     open_clocks,
     resume_clocks,
     stop_clocks,
 )
-from falaj.privacy.records import Clock
+from falaj.privacy.records import DutyClock
 
 LAWS = load_regimes()
 CALENDARS = load_calendars()
@@ -31,12 +31,12 @@ IRELAND = Calendar("IE", "Europe/Dublin", holidays=("01-01", "03-17", "12-25", "
 EID = replace(AE, holidays=(*AE.holidays, "2027-03-09", "2027-03-10", "2027-03-11"))
 
 
-def law_with(deadline: Deadline) -> Regime:
+def law_with(deadline: DutyDeadline) -> LegalRegime:
     return replace(LAWS["EU-GDPR"], id="XX", deadlines={REQUEST: deadline})
 
 
-def days_law(unit: str, count: int, *, moves: bool = False) -> Regime:
-    return law_with(Deadline(unit, Citation(), count, ends_on_working_day=moves))
+def days_law(unit: str, count: int, *, moves: bool = False) -> LegalRegime:
+    return law_with(DutyDeadline(unit, LegalCitation(), count, ends_on_working_day=moves))
 
 
 WORK_10, DAYS_30, DAYS_30_MOVES = days_law(WORKING_DAYS, 10), days_law(DAYS, 30), days_law(DAYS, 30, moves=True)
@@ -102,7 +102,7 @@ TABLE = [
 ]
 
 
-def open_one(law: str | Regime, calendar: Calendar | None, duty: str, received: str) -> tuple[Clock, ...]:
+def open_one(law: str | LegalRegime, calendar: Calendar | None, duty: str, received: str) -> tuple[DutyClock, ...]:
     regime = LAWS[law] if isinstance(law, str) else law
     return open_clocks(duty, [regime], moment(received), lambda regime: calendar or regime.calendar)
 
@@ -155,7 +155,7 @@ def test_a_stopped_clock_ends_later_by_the_days_it_stood(stops: list[tuple[str, 
     clocks = open_one("EU-GDPR", None, REQUEST, "2026-11-02T09:00:00+01:00")
     for since, to in stops:
         clocks = stop_clocks(clocks, "identification", moment(since))
-        assert (clocks[0].state, clocks[0].due, first_due(clocks)) == (STOPPED, 0.0, 0.0)
+        assert (clocks[0].state, clocks[0].due, find_first_due(clocks)) == (STOPPED, 0.0, 0.0)
         clocks = resume_clocks(clocks, moment(to))
     assert clocks[0].due == moment(expected)
     with pytest.raises(Conflict, match="no clock of this request is stopped"):
@@ -172,7 +172,7 @@ def test_a_clock_whose_law_knows_no_stop_runs_on() -> None:
 
 
 def test_working_days_do_not_count_a_stop_over_a_weekend() -> None:
-    rule = Deadline(WORKING_DAYS, Citation(), 10, stops_for=("fee",))
+    rule = DutyDeadline(WORKING_DAYS, LegalCitation(), 10, stops_for=("fee",))
     clocks = open_one(law_with(rule), AE, REQUEST, "2026-11-09T10:00:00+04:00")
     stopped = stop_clocks(clocks, "fee", moment("2026-11-13T10:00:00+04:00"))  # a Friday
     (clock,) = resume_clocks(stopped, moment("2026-11-16T10:00:00+04:00"))  # the Monday after
@@ -183,8 +183,12 @@ def test_at_once_is_due_now_and_never_overdue() -> None:
     (clock,) = open_one("AE-PDPL", None, BREACH, "2026-11-20T10:00:00+04:00")
     assert (clock.state, clock.due) == (DUE_NOW, clock.received)
     assert not is_overdue(clock, clock.due + 1e6)
-    assert due_at_once([clock]) == ("AE-PDPL",)
-    assert due_at_once([replace(clock, done_at=clock.due + 60)]) == due_at_once([replace(clock, waived=True)]) == ()
+    assert list_due_at_once([clock]) == ("AE-PDPL",)
+    assert (
+        list_due_at_once([replace(clock, done_at=clock.due + 60)])
+        == list_due_at_once([replace(clock, waived=True)])
+        == ()
+    )
 
 
 def test_a_running_clock_is_overdue_after_its_last_second() -> None:
@@ -196,7 +200,7 @@ def test_a_running_clock_is_overdue_after_its_last_second() -> None:
 
 def test_a_regime_without_a_deadline_says_so_and_sets_nothing() -> None:
     (clock,) = open_one("AE-HEALTH", None, REQUEST, "2026-10-31T10:00:00+04:00")
-    assert (clock.state, clock.due, first_due((clock,))) == (NO_DEADLINE, 0.0, 0.0)
+    assert (clock.state, clock.due, find_first_due((clock,))) == (NO_DEADLINE, 0.0, 0.0)
 
 
 def test_an_open_clock_keeps_its_rule_when_the_profile_changes() -> None:

@@ -239,13 +239,13 @@ def test_a_withdrawal_stops_the_next_run(town: Town, tmp_path: Any) -> None:
 
 def test_a_clock_stops_when_it_is_answered() -> None:
     from falaj.core.ref import Ref
-    from falaj.privacy.asking import shown
-    from falaj.privacy.records import Request
+    from falaj.privacy.records import SubjectRequest
+    from falaj.privacy.subject_requests import with_overdue
 
     now = time.time()
-    asked = Request(Ref("subject-request", "privacy", "r1"), "access", "open", "p", now - 10, now - 5, ())
-    assert shown(asked, now).overdue
-    assert not shown(replace(asked, state="answered", closed_at=now - 6), now).overdue
+    asked = SubjectRequest(Ref("subject-request", "privacy", "r1"), "access", "open", "p", now - 10, now - 5, ())
+    assert with_overdue(asked, now).overdue
+    assert not with_overdue(replace(asked, state="answered", closed_at=now - 6), now).overdue
 
 
 def test_who_sees_some_projects_only_erases_nobody(town: Town) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.api.client import RemotePlatform
+from falaj.api.remote_client import RemoteClient
 from falaj.core.errors import Denied, NotFound
 from falaj.core.ref import Ref
 from tests.api.small import serving
@@ -206,7 +206,7 @@ def test_what_a_duty_keeps_and_no_plan_names_needs_a_new_plan(town: Town, tmp_pa
 def test_answers_kept_for_repeated_requests_go_with_the_person(town: Town, tmp_path: Path) -> None:
     with (
         serving(town.house) as server,
-        RemotePlatform(server.url, token=town.tokens["salem"], purpose="fraud") as salem,
+        RemoteClient(server.url, token=town.tokens["salem"], purpose="fraud") as salem,
     ):
         published = publish(town, tmp_path / "rows.csv", CSV.encode())
         salem.catalog.hold(published, "case 9")

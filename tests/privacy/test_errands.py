@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from falaj.asof.encrypted_online import EncryptedOnline
-from falaj.asof.reading import Reader
-from falaj.asof.space_keys import finder_of
-from falaj.audit.note import unb64
-from falaj.backends.lmdb import LmdbOnline
+from falaj.asof.encrypted_online_store import EncryptedOnlineStore
+from falaj.asof.service_reader import ServiceReader
+from falaj.asof.space_keys import make_key_finder
+from falaj.audit.signed_note import decode_base64
+from falaj.backends.lmdb_online import LmdbOnlineStore
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.infer.features import plan_of
-from falaj.serve.blocks import Whose
+from falaj.infer.feature_lookup import parse_plan
+from falaj.serve.sealed_blocks import RowOwner
 from falaj.store.codec import to_plain
 from tests.infer import models
 from tests.privacy.erasures import approve, erase_approved
@@ -58,7 +58,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     mona = made.as_("mona")
     mona.serve.add(SCORE, mona.catalog.publish("model:fraud/mlp", str(models.mlp(folder / "mlp")), label=LABEL).ref)
     lines = [logged(time.time(), f"q{at}", str(one)) for at, one in enumerate(PEOPLE)]
-    made.house.desks["serve"].journal.append(Whose("bank", SCORE, "ae-dubai"), lines)
+    made.house.desks["serve"].journal.append(RowOwner("bank", SCORE, "ae-dubai"), lines)
     yield made
     made.close()
 
@@ -94,8 +94,8 @@ def test_access_gives_all_of_a_person_and_nothing_of_others(town: Town, tmp_path
         assert digest == "sha256:" + hashlib.sha256((folder / name).read_bytes()).hexdigest()
     signed = json.loads((folder / "signature.json").read_text())
     assert done.manifest == "sha256:" + hashlib.sha256(manifest).hexdigest()
-    key = Ed25519PublicKey.from_public_bytes(unb64(signed["key"]))
-    key.verify(unb64(signed["signature"]), done.manifest.encode())
+    key = Ed25519PublicKey.from_public_bytes(decode_base64(signed["key"]))
+    key.verify(decode_base64(signed["signature"]), done.manifest.encode())
     assert isinstance(refusal(lambda: salem.privacy.access(asked.ref, WHO, str(folder))), Invalid)
 
 
@@ -106,14 +106,16 @@ def test_a_withdrawal_counts_with_the_next_read(town: Town, tmp_path: Path) -> N
 
     plan = amal.features.open("view:fraud/file").plan
     assert len(plan.barred) == 2, "restricted, and for this purpose"
-    raw = LmdbOnline(f"lmdb:{town.house.settings.home}/online/bank")
-    replica = Reader(plan, EncryptedOnline(raw, finder_of(amal.features.unlock("view:fraud/file").spaces)))
+    raw = LmdbOnlineStore(f"lmdb:{town.house.settings.home}/online/bank")
+    replica = ServiceReader(
+        plan, EncryptedOnlineStore(raw, make_key_finder(amal.features.unlock("view:fraud/file").spaces))
+    )
 
     def notes() -> tuple[list[Any], ...]:
         answers = (amal.features.read("view:fraud/file", asks), reader.read(asks), replica.read(asks))
         return tuple(answer.columns["note"] for answer in answers)
 
-    assert plan_of(to_plain(plan)) == plan, "replicas of endpoints get it so"
+    assert parse_plan(to_plain(plan)) == plan, "replicas of endpoints get it so"
     whole = [f"note of {one}" for one in PEOPLE]
     assert notes() == (whole, whole, whole)
     salem.privacy.withdraw("fraud", WHO)

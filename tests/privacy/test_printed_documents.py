@@ -9,9 +9,9 @@ import pytest
 
 from falaj.core.documents import describe_date
 from falaj.core.errors import Denied, Invalid, NotFound
-from falaj.platform import Platform
-from falaj.privacy.document_words import words_in
+from falaj.privacy.document_words import load_words
 from falaj.privacy.risks import parse_risks, rate_risk
+from falaj.server import LocalClient
 from tests.documents import keep_contract
 from tests.people import enroll
 from tests.printed import print_pdf, read_pages
@@ -123,7 +123,7 @@ def test_the_arabic_record_is_arabic(town: Town, tmp_path: Path) -> None:
 
 
 def test_both_languages_have_the_same_words() -> None:
-    assert set(words_in("ar")) == set(words_in("en"))
+    assert set(load_words("ar")) == set(load_words("en"))
 
 
 def test_the_record_prints_with_headers_and_page_numbers(town: Town, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_levels_grow_with_likelihood_and_severity() -> None:
 def test_nobody_approves_what_they_wrote_through_a_second_account(town: Town) -> None:
     human = "https://login.example#4711"
     writer, second = (
-        Platform(town.house, town.house.authenticate(token), "fraud")
+        LocalClient(town.house, town.house.authenticate(token), "fraud")
         for token in (
             enroll(town.as_("fatima"), "huda-writes", ("data-steward",), jurisdiction="AE", subject=human),
             enroll(town.as_("fatima"), "huda-approves", ("approver",), jurisdiction="AE", subject=human),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from falaj.audit import note
+from falaj.audit import signed_note
 from tests.audit.house import VERIFIER
 from tests.privacy.erasures import erase_approved
 from tests.town import Town
@@ -158,8 +158,8 @@ def sign_again(answer: Path, folder: Path, signer: Ed25519PrivateKey) -> Path:
     digest = f"sha256:{hashlib.sha256((forged / 'manifest.json').read_bytes()).hexdigest()}"
     signature = {
         "digest": digest,
-        "signature": note.b64(signer.sign(digest.encode())),
-        "key": note.b64(note.public_of(signer)),
+        "signature": signed_note.encode_base64(signer.sign(digest.encode())),
+        "key": signed_note.encode_base64(signed_note.get_public_bytes(signer)),
     }
     (forged / "signature.json").write_text(json.dumps(signature))
     return forged

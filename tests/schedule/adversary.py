@@ -7,12 +7,22 @@ clock jumps from event to event; victims take all the grace they are given, and 
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from falaj.schedule.coverage import covered_rows
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import BEST_EFFORT, WHOLE, Ask, Job, Knobs, Queue, Role, Shape, Snapshot
-from falaj.schedule.place import place
-from falaj.schedule.reclaim import MARGIN_S
-from falaj.schedule.world import World
+from falaj.schedule.cluster_state import ClusterState
+from falaj.schedule.guarantee_coverage import find_covered_rows
+from falaj.schedule.model import (
+    BEST_EFFORT,
+    MILLI_PER_UNIT,
+    Job,
+    JobShape,
+    Queue,
+    Role,
+    SchedulerOptions,
+    SchedulerSnapshot,
+    SlotRequest,
+)
+from falaj.schedule.placement import find_placement
+from falaj.schedule.preemption import SAVE_MARGIN_S
+from falaj.schedule.scheduler import Scheduler
 from tests.schedule.made import node
 
 LOOK_S = 30
@@ -68,7 +78,7 @@ class Duel:
     @property
     def bound(self) -> int:
         """The theorem: the longest grace, until the scheduler looks again, and the launch."""
-        return self.grace + MARGIN_S + LOOK_S + LAUNCH_S
+        return self.grace + SAVE_MARGIN_S + LOOK_S + LAUNCH_S
 
     def _build(self) -> None:
         chance = self.chance
@@ -83,23 +93,23 @@ class Duel:
             promise = chance.choice((0, 1, 1, 2, 4, 8)) if left else 0
             promise = min(promise, left)
             left -= promise
-            facts = {"gpu": promise * WHOLE} if promise else {}
+            facts = {"gpu": promise * MILLI_PER_UNIT} if promise else {}
             queues.append(Queue(leaf, chance.randrange(1, 4), facts, top_band=chance.choice((2, 3, 4))))
         self.nodes, self.queues, self.gpus, self.whole = tuple(nodes), tuple(queues), gpus, whole
         self.grace = chance.choice((5, 60, 600))
-        knobs = Knobs(
+        knobs = SchedulerOptions(
             grace_s=self.grace, patience=chance.choice((0, 4)), progress_ratio=chance.choice((0, 2)),
             min_run_s=chance.choice((0, 60)), depth=chance.choice((0, 3, 16)),
         )  # fmt: skip
-        self.it = Scheduler(Snapshot(self.now, self.nodes, self.queues, (), knobs=knobs))
+        self.it = Scheduler(SchedulerSnapshot(self.now, self.nodes, self.queues, (), knobs=knobs))
 
-    def _submit(self, queue: str, shape: Shape, limit_s: int, **facts: int | bool) -> str:
+    def _submit(self, queue: str, shape: JobShape, limit_s: int, **facts: int | bool) -> str:
         self.made += 1
         name = f"j{self.made:04}"
         self.it.submit(Job(name, queue, shape, self.now, f"u/{queue}", limit_s=limit_s, **facts))
         return name
 
-    def _shape(self, *, most: int) -> Shape:
+    def _shape(self, *, most: int) -> JobShape:
         chance = self.chance
         gpus = chance.choice([n for n in (0, 1, 1, 2, 4, 8) if n <= min(self.gpus, most)])
         cpu = chance.choice((1000, 1000, 8000, 30_000, 64_000)) if gpus < self.gpus else 1000
@@ -108,8 +118,8 @@ class Duel:
         if gpus and gpus * slots > most:
             slots = 1
         low = 1 if slots > 1 and chance.random() < 0.3 else 0
-        ask = Ask((("cpu", cpu), ("memory", memory)), gpus=gpus, spot=True)
-        return Shape((Role("w", ask, slots),), low=low, high=slots if low else 0)
+        ask = SlotRequest((("cpu", cpu), ("memory", memory)), gpus=gpus, spot=True)
+        return JobShape((Role("w", ask, slots),), low=low, high=slots if low else 0)
 
     def _borrow(self) -> None:
         """A job of any shape, in the highest band that its queue lets it say, with any limit and save time."""
@@ -124,10 +134,10 @@ class Duel:
         lenders = [queue for queue in self.queues if queue.guarantee]
         if lenders:
             queue = self.chance.choice(lenders)
-            cpu = 500 * queue.guarantee["gpu"] // WHOLE
-            gpus = min(queue.guarantee["gpu"] // WHOLE, self.gpus, self.chance.choice((1, 1, 2, 4, 8)))
-            ask = Ask((("cpu", cpu), ("memory", 500)), gpus=gpus)
-            self._submit(queue.name, Shape((Role("w", ask),), band=self.chance.choice((1, 2, 2))), 10**6)
+            cpu = 500 * queue.guarantee["gpu"] // MILLI_PER_UNIT
+            gpus = min(queue.guarantee["gpu"] // MILLI_PER_UNIT, self.gpus, self.chance.choice((1, 1, 2, 4, 8)))
+            ask = SlotRequest((("cpu", cpu), ("memory", 500)), gpus=gpus)
+            self._submit(queue.name, JobShape((Role("w", ask),), band=self.chance.choice((1, 2, 2))), 10**6)
 
     def _finish(self) -> None:
         running = sorted(self.it.running)
@@ -198,7 +208,7 @@ class Duel:
             potential = it.potential(it._tick)
             waited = {it.running[one].stopped_for for one in it.stopping} & it.lines.jobs.keys()
             mine = [it.amount(it.lines.numbers[one]) for one in waited - {job.id} if it.lines.jobs[one].queue == queue]
-            used = [sum(parts) for parts in zip(it.table.used(leaf, 1, base=False).tolist(), *mine, strict=True)]
+            used = [sum(parts) for parts in zip(it.table.used(leaf, 1, use_base=False).tolist(), *mine, strict=True)]
             if potential.owes(leaf, used, it.amount(number)) and self._fits(job, waited - {job.id}):
                 return job.id
         return ""
@@ -206,8 +216,8 @@ class Duel:
     def _fits(self, job: Job, promised: set[str]) -> bool:
         """Would it fit if only those ran that guarantees cover, and those came for whom others make room already?"""
         it = self.it
-        world = World(self.nodes)
-        covered = covered_rows(it.table, it.potential(it._tick))
+        world = ClusterState(self.nodes)
+        covered = find_covered_rows(it.table, it.potential(it._tick))
         for name, other in it.running.items():
             row = it.table.rows.get(name)
             if row is not None and (covered[row] or other.queue == job.queue):
@@ -217,8 +227,8 @@ class Duel:
             if turn is not None and turn.spots:
                 world.hold(turn.spots, it.lines.jobs[name].shape.roles)
         for name in sorted(name for name in it.turns.of if name != job.id and it.lines.jobs[name].queue == job.queue):
-            world.lay_aside(it.turns._held.get(name, ()))  # whom its own queue serves first is its own affair
-        return place(world, job.shape, job.shape.least) is not None
+            world.lay_aside(it.turns._held_parts.get(name, ()))  # whom its own queue serves first is its own affair
+        return find_placement(world, job.shape, job.shape.least) is not None
 
     def _check(self) -> None:
         for claim in self.claims.values():

@@ -7,24 +7,24 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from falaj.schedule.budget import Budgets, Charge, charge
-from falaj.schedule.ground import roughly
-from falaj.schedule.model import Job, Shape, Snapshot, Spot
-from falaj.schedule.place import place
-from falaj.schedule.share import Tree
-from falaj.schedule.world import World
+from falaj.schedule.budget import BudgetTracker, Charge, compute_charge
+from falaj.schedule.cluster_state import ClusterState
+from falaj.schedule.fair_share import ShareTree
+from falaj.schedule.model import Job, JobShape, SchedulerSnapshot, SlotPlacement
+from falaj.schedule.placement import find_placement
+from falaj.schedule.state import round_count
 
 
 class Naive:
     """One decision over a snapshot."""
 
-    def __init__(self, facts: Snapshot, asleep: Iterable[str] = ()) -> None:
+    def __init__(self, facts: SchedulerSnapshot, asleep: Iterable[str] = ()) -> None:
         """`asleep`: leaves that are known to have nothing to start: nobody asks what they would start next."""
-        self.world = World(facts.nodes)
+        self.world = ClusterState(facts.nodes)
         for job in facts.jobs:
             self.world.mix(job.shape, 0)
-        self.tree = Tree(facts.queues, self.world.pools())
-        self.budgets = Budgets(facts.queues)
+        self.tree = ShareTree(facts.queues, self.world.pools())
+        self.budgets = BudgetTracker(facts.queues)
         self.waiting: dict[str, list[Job]] = {}
         self.counts = Counter(job.shape for job in facts.jobs)
         for job in facts.jobs:
@@ -34,7 +34,7 @@ class Naive:
             else:
                 self.waiting.setdefault(job.queue, []).append(job)
         for shape, count in self.counts.items():
-            self.world.mix(shape, roughly(count))
+            self.world.mix(shape, round_count(count))
         for jobs in self.waiting.values():
             jobs.sort(key=self._rank)
         self.done = set(asleep)
@@ -48,12 +48,12 @@ class Naive:
     def _rank(self, job: Job) -> tuple[int, int, int, str]:
         return -self._band(job), job.served, job.submitted, job.id
 
-    def _weigh(self, shape: Shape, more: int) -> None:
-        before = roughly(self.counts[shape])
+    def _weigh(self, shape: JobShape, more: int) -> None:
+        before = round_count(self.counts[shape])
         self.counts[shape] += more
-        self.world.mix(shape, roughly(self.counts[shape]) - before)
+        self.world.mix(shape, round_count(self.counts[shape]) - before)
 
-    def decide(self) -> list[tuple[str, tuple[Spot, ...]]]:
+    def decide(self) -> list[tuple[str, tuple[SlotPlacement, ...]]]:
         starts = []
         while (queue := self._neediest(self.tree.top)) is not None:
             for job in self.waiting[queue]:
@@ -87,14 +87,14 @@ class Naive:
                 best = need if best is None else min(best, need)
         return best[3] if best else None
 
-    def _places(self, job: Job) -> tuple[tuple[Spot, ...], Charge] | None:
+    def _places(self, job: Job) -> tuple[tuple[SlotPlacement, ...], Charge] | None:
         if self.tree.refusal(job.queue, self.world.quota(job.shape, None, job.shape.least).tolist()):
             return None
         for width in (max(job.shape.roles[0].count, job.shape.least), job.shape.least):
-            spots = place(self.world, job.shape, width)
+            spots = find_placement(self.world, job.shape, width)
             if spots and not self.tree.refusal(job.queue, self.world.quota(job.shape, spots, width).tolist()):
                 nodes = {spot.node: self.world.nodes[self.world.index[spot.node]] for spot in spots}
-                costs = charge(nodes, job.shape.roles, spots, job.limit_s)
+                costs = compute_charge(nodes, job.shape.roles, spots, job.limit_s)
                 if self.budgets.exhausted(job.queue, costs) is None:
                     return spots, costs
         return None

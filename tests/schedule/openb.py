@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from falaj.core.execute import Device
-from falaj.schedule.model import CPU, MEMORY, WHOLE, Ask, Node, Role, Shape
-from falaj.schedule.place import place
-from falaj.schedule.world import World
+from falaj.core.executor import Device
+from falaj.schedule.cluster_state import ClusterState
+from falaj.schedule.model import CPU, MEMORY, MILLI_PER_UNIT, JobShape, Node, Role, SlotRequest
+from falaj.schedule.placement import find_placement
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "openb"
 
@@ -46,7 +46,7 @@ def _node(row: dict[str, str]) -> Node:
     return Node(row["sn"], "openb", "z", {CPU: int(row["cpu_milli"]), MEMORY: int(row["memory_mib"])}, devices)
 
 
-def pods(name: str) -> list[Ask]:
+def pods(name: str) -> list[SlotRequest]:
     """The pods of a list that is beside the repository; else of a list of multi-GPU pods, by how often each occurs."""
     file = TRACES / f"openb_pod_list_{name}.csv"
     if file.exists():
@@ -60,20 +60,20 @@ def pod_lists() -> list[str]:
     return [name for name in PUBLISHED if "multigpu" in name or (TRACES / f"openb_pod_list_{name}.csv").exists()]
 
 
-def _ask(row: dict[str, str]) -> Ask:
+def _ask(row: dict[str, str]) -> SlotRequest:
     amounts = ((CPU, int(row["cpu_milli"])), (MEMORY, int(row["memory_mib"])))
     count, milli = int(row["num_gpu"]), int(row["gpu_milli"])
     spec = row.get("gpu_spec", "")  # the lists of multi-GPU pods have no such column
     models = tuple(sorted(spec.split("|"))) if spec else ()
-    shared = count == 1 and milli < WHOLE
-    return Ask(amounts, 0 if shared else count, milli if shared else 0, models=models)
+    shared = count == 1 and milli < MILLI_PER_UNIT
+    return SlotRequest(amounts, 0 if shared else count, milli if shared else 0, models=models)
 
 
-def demand(ask: Ask) -> int:
-    return ask.milli or ask.gpus * WHOLE
+def demand(ask: SlotRequest) -> int:
+    return ask.milli or ask.gpus * MILLI_PER_UNIT
 
 
-def arrivals(asks: list[Ask], capacity: int, seed: int) -> list[Ask]:
+def arrivals(asks: list[SlotRequest], capacity: int, seed: int) -> list[SlotRequest]:
     """The list in a shuffled order: pods are drawn from it, or left out, until 130 % of the capacity is asked for."""
     chance = random.Random(seed)
     order = asks.copy()
@@ -89,22 +89,24 @@ def arrivals(asks: list[Ask], capacity: int, seed: int) -> list[Ask]:
     return order
 
 
-def replay(name: str, seed: int, start: Callable[[list[Node], list[Ask]], Callable[[Ask], bool]]) -> float:
+def replay(
+    name: str, seed: int, start: Callable[[list[Node], list[SlotRequest]], Callable[[SlotRequest], bool]]
+) -> float:
     """Percent of the devices that are in use after 130 % of them were asked for."""
     fleet, asks = nodes(), pods(name)
-    capacity = sum(len(node.devices) for node in fleet) * WHOLE
+    capacity = sum(len(node.devices) for node in fleet) * MILLI_PER_UNIT
     put = start(fleet, asks)
     return 100 * sum(demand(ask) for ask in arrivals(asks, capacity, seed) if put(ask)) / capacity
 
 
-def ours(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
+def ours(fleet: list[Node], asks: list[SlotRequest]) -> Callable[[SlotRequest], bool]:
     """Our placement; the list is the mix it knows of."""
-    world, shapes = World(fleet), {ask: Shape((Role("pod", ask),)) for ask in asks}
+    world, shapes = ClusterState(fleet), {ask: JobShape((Role("pod", ask),)) for ask in asks}
     for ask, count in Counter(asks).items():
         world.mix(shapes[ask], count)
 
-    def put(ask: Ask) -> bool:
-        spots = place(world, shapes[ask], 1)
+    def put(ask: SlotRequest) -> bool:
+        spots = find_placement(world, shapes[ask], 1)
         if spots:
             world.take(spots, shapes[ask].roles)
         return spots is not None
@@ -112,7 +114,7 @@ def ours(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
     return put
 
 
-def fgd(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
+def fgd(fleet: list[Node], asks: list[SlotRequest]) -> Callable[[SlotRequest], bool]:
     """Fragmentation gradient descent: the fall of the expected fragment, cut to an integer of 0 to 100."""
     shapes = Counter((dict(ask.amounts)[CPU], ask.gpus, ask.milli) for ask in asks)
     targets, covered = [], 0
@@ -127,8 +129,8 @@ def fgd(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
         key = (cpu, tuple(sorted(dev)))
         if key not in known:
             left = np.array(dev)
-            idle, full = left.sum(), (left == WHOLE).sum()
-            size = np.where(parts, parts, WHOLE)
+            idle, full = left.sum(), (left == MILLI_PER_UNIT).sum()
+            size = np.where(parts, parts, MILLI_PER_UNIT)
             small = (left * (left < size[:, None])).sum(axis=1)
             able = (
                 (cpus <= cpu) & np.where(parts, (left >= size[:, None]).any(axis=1), full >= gpus) & (gpus + parts > 0)
@@ -143,12 +145,12 @@ def fgd(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
     return _greedy(fleet, asks, score)
 
 
-def best_fit(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
+def best_fit(fleet: list[Node], asks: list[SlotRequest]) -> Callable[[SlotRequest], bool]:
     """The node, and the device, that would have least left."""
     most = max(node.amounts[CPU] for node in fleet)
 
     def score(before: State, after: State) -> int:
-        left = after[0] / most + sum(after[2]) / (8 * WHOLE)
+        left = after[0] / most + sum(after[2]) / (8 * MILLI_PER_UNIT)
         return int(1000000 * (1 - left / 2)) * 1000 - min(
             (now for was, now in zip(before[2], after[2], strict=True) if was != now), default=0
         )
@@ -156,9 +158,11 @@ def best_fit(fleet: list[Node], asks: list[Ask]) -> Callable[[Ask], bool]:
     return _greedy(fleet, asks, score)
 
 
-def _greedy(fleet: list[Node], asks: list[Ask], score: Callable[[State, State], int]) -> Callable[[Ask], bool]:
+def _greedy(
+    fleet: list[Node], asks: list[SlotRequest], score: Callable[[State, State], int]
+) -> Callable[[SlotRequest], bool]:
     """Every pod goes where the score is highest; then to the first node, and its first device."""
-    states: list[State] = [(n.amounts[CPU], n.amounts[MEMORY], (WHOLE,) * len(n.devices)) for n in fleet]
+    states: list[State] = [(n.amounts[CPU], n.amounts[MEMORY], (MILLI_PER_UNIT,) * len(n.devices)) for n in fleet]
     kinds = list(dict.fromkeys(asks))
     number = {ask: row for row, ask in enumerate(kinds)}
     known: dict[State, list[Choice]] = {}
@@ -170,7 +174,7 @@ def _greedy(fleet: list[Node], asks: list[Ask], score: Callable[[State, State], 
             known[state] = [_best(state, ask, score) for ask in kinds]
         table[:, row] = [choice[0] for choice in known[state]]
 
-    def put(ask: Ask) -> bool:
+    def put(ask: SlotRequest) -> bool:
         row = int(table[number[ask]].argmax())
         value, devices = known[states[row]][number[ask]]
         if value < 0:
@@ -184,15 +188,15 @@ def _greedy(fleet: list[Node], asks: list[Ask], score: Callable[[State, State], 
     return put
 
 
-def _after(state: State, ask: Ask, devices: tuple[int, ...]) -> State:
+def _after(state: State, ask: SlotRequest, devices: tuple[int, ...]) -> State:
     amounts = dict(ask.amounts)
-    cut = ask.milli or WHOLE
+    cut = ask.milli or MILLI_PER_UNIT
     left = tuple(some - cut if place in devices else some for place, some in enumerate(state[2]))
     return state[0] - amounts[CPU], state[1] - amounts[MEMORY], left
 
 
-def _best(state: State, ask: Ask, score: Callable[[State, State], int]) -> Choice:
-    large = [place for place, some in enumerate(state[2]) if some >= (ask.milli or WHOLE)]
+def _best(state: State, ask: SlotRequest, score: Callable[[State, State], int]) -> Choice:
+    large = [place for place, some in enumerate(state[2]) if some >= (ask.milli or MILLI_PER_UNIT)]
     count = ask.gpus or (1 if ask.milli else 0)
     options = [(place,) for place in large] if ask.milli else [tuple(large[:count])]
     best: Choice = (-1, ())

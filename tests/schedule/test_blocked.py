@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Ask, Budget, Job, Knobs, Queue, Role, Shape
+from falaj.schedule.model import Job, JobShape, Queue, QueueBudget, Role, SchedulerOptions, SlotRequest
+from falaj.schedule.scheduler import Scheduler
 from tests.schedule.made import job, node, shape, snapshot
 
 
@@ -82,8 +82,8 @@ def test_what_would_start_and_be_stopped_at_once_does_not_start() -> None:
 def test_what_would_start_and_shrink_at_once_starts_as_narrow_and_pays_for_that() -> None:
     elastic = job("wide", shape=shape(1, 8, low=2, high=8), limit_s=100, resumes=True)
     gang = job("gang", gpus=6, submitted=1, limit_s=100)
-    queues = (Queue("root/a", budgets=(Budget("gpu_s", 10_000_000, stops=True),)),)
-    cluster = Scheduler(snapshot(1, [elastic, gang], queues, knobs=Knobs(patience=0, resize_gap_s=0)))
+    queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 10_000_000, stops=True),)),)
+    cluster = Scheduler(snapshot(1, [elastic, gang], queues, knobs=SchedulerOptions(patience=0, resize_gap_s=0)))
     plan = cluster.cycle(0)
     assert {one.job: len(one.spots) for one in plan.starts} == {"wide": 2, "gang": 1}
     assert (plan.resizes, plan.evictions) == ((), ())
@@ -93,7 +93,7 @@ def test_what_would_start_and_shrink_at_once_starts_as_narrow_and_pays_for_that(
 
 def test_one_that_no_budget_covers_does_not_hide_one_for_whom_others_make_room() -> None:
     """The first is refused only when victims were looked for; the second of the leaf is asked for after it."""
-    queues = (Queue("root/a", limit={"gpu": 4000}, budgets=(Budget("cpu_s", 500_000, stops=True),)),)
+    queues = (Queue("root/a", limit={"gpu": 4000}, budgets=(QueueBudget("cpu_s", 500_000, stops=True),)),)
     cluster = _at_its_limit(*(job(f"low{number}", band=0) for number in range(4)), queues=queues)
     cluster.submit(job("dear", band=3, limit_s=3600, submitted=1))
     cluster.submit(job("cheap", gpus=1, cpu=500, limit_s=50, submitted=2))
@@ -114,7 +114,7 @@ def test_who_was_kept_out_for_one_that_is_gone_may_start() -> None:
 def test_a_budget_of_money_lets_a_job_have_a_cheaper_node() -> None:
     """At once where one is free beside the dear one that it likes better, and as soon as one comes free."""
     nodes = [node("dear", price=80_000_000), node("cheap", price=8_000_000)]
-    queues = (Queue("root/a", budgets=(Budget("money", 1_500_000, stops=True),)), Queue("root/b"))
+    queues = (Queue("root/a", budgets=(QueueBudget("money", 1_500_000, stops=True),)), Queue("root/b"))
     asks = [job("one", limit_s=3600), job("other", "root/b", 8, limit_s=100)]
     cluster = Scheduler(snapshot(nodes, asks[:1], queues))
     assert [one.spots[0].node for one in cluster.cycle(0).starts] == ["c/cheap"]
@@ -143,7 +143,7 @@ def test_a_new_resource_is_known_before_the_progress_of_an_elastic_job() -> None
     cluster = Scheduler(snapshot(1, [job("wide", shape=shape(1, 2, low=1, high=4))]))
     cluster.cycle(0)
     cluster.submit(job("odd", shape=shape(1, models=("B300",))))
-    cluster.submit(job("odder", shape=Shape((Role("worker", Ask((("tpu", 1000),))),))))
+    cluster.submit(job("odder", shape=JobShape((Role("worker", SlotRequest((("tpu", 1000),))),))))
     cluster.change(replace(cluster.running["wide"], done=5))
     assert not cluster.cycle(1).starts
 
@@ -158,7 +158,9 @@ def test_a_node_that_leaves_takes_what_is_over_before_though_one_of_another_queu
 
 
 def test_a_short_job_that_a_budget_refused_starts_on_a_node_that_leaves_once_it_is_paid() -> None:
-    poor, rich = (Queue("root/a", budgets=(Budget("cpu_s", amount, stops=True),)) for amount in (40_000, 9_000_000))
+    poor, rich = (
+        Queue("root/a", budgets=(QueueBudget("cpu_s", amount, stops=True),)) for amount in (40_000, 9_000_000)
+    )
     jobs = [job("long", gpus=8, limit_s=5000), job("short", gpus=8, limit_s=50, submitted=1)]
     cluster = Scheduler(snapshot([node("n", leaving=1000)], jobs, (rich,)))
     assert [one.job for one in cluster.cycle(0).starts] == ["short"]
@@ -203,7 +205,7 @@ def test_the_briefest_that_a_quota_holds_back_does_not_keep_the_next_from_a_node
         job("brief", "root/b", 8, limit_s=50, submitted=1),
         job("next", "root/c", 8, limit_s=500, submitted=2),
     ]
-    plan = Scheduler(snapshot([node("n", leaving=1000)], jobs, queues, knobs=Knobs(depth=0))).cycle(0)
+    plan = Scheduler(snapshot([node("n", leaving=1000)], jobs, queues, knobs=SchedulerOptions(depth=0))).cycle(0)
     assert [one.job for one in plan.starts] == ["next"]
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from falaj.schedule.budget import Charge, Exhausted
-from falaj.schedule.decide import Scheduler, decide
-from falaj.schedule.model import Ask, Budget, Job, Knobs, Queue, Role, Shape
+from falaj.schedule.budget import Charge, ExhaustedBudget
+from falaj.schedule.model import Job, JobShape, Queue, QueueBudget, Role, SchedulerOptions, SlotRequest
+from falaj.schedule.scheduler import Scheduler, decide_plan
 from tests.schedule.made import job, node, shape, snapshot
 
 
@@ -16,14 +16,14 @@ def started(plan: object) -> list[str]:
 
 def test_jobs_of_one_queue_start_as_they_came_and_queues_take_turns() -> None:
     jobs = [job(f"{queue}{number}", f"root/{queue}", 4, submitted=number) for queue in "ab" for number in range(4)]
-    plan = decide(snapshot(2, jobs))
+    plan = decide_plan(snapshot(2, jobs))
     assert started(plan) == ["a0", "b0", "a1", "b1"]
 
 
 # C10: one admission per queue per cycle.
 def test_a_deep_queue_is_drained_in_one_cycle() -> None:
     jobs = [job(f"j{number:03}", submitted=number) for number in range(536)]
-    assert len(decide(snapshot(67, jobs)).starts) == 536
+    assert len(decide_plan(snapshot(67, jobs)).starts) == 536
 
 
 # C8: a placement that is always refused, and yet wins every cycle.
@@ -43,7 +43,10 @@ def test_what_runs_in_a_lower_band_is_weighed_as_what_it_runs_as_and_as_it_waits
     cluster = Scheduler(snapshot(4, [job(f"j{number:02}", band=3) for number in range(25)], queues))
 
     def agreed() -> bool:
-        return cluster.world._columns.mix._wanted == Scheduler(cluster.snapshot(0)).world._columns.mix._wanted
+        return (
+            cluster.world._states.mix._slots_by_request
+            == Scheduler(cluster.snapshot(0)).world._states.mix._slots_by_request
+        )
 
     first = cluster.cycle(0).starts
     assert {start.band for start in first} == {2}
@@ -85,7 +88,7 @@ def test_what_is_held_is_lent_to_one_after_another_in_one_cycle() -> None:
     plan = cluster.cycle(1)
     assert [turn.job for turn in plan.reservations] == ["gang"]
     assert started(plan) == ["b", "a", "brief1", "brief2"]
-    assert not decide(cluster.snapshot(1)).starts, "looking at everything again finds no more"
+    assert not decide_plan(cluster.snapshot(1)).starts, "looking at everything again finds no more"
 
 
 def test_a_job_that_is_as_it_was_planned_is_no_news() -> None:
@@ -101,7 +104,7 @@ def test_a_job_that_is_as_it_was_planned_is_no_news() -> None:
 
 
 def test_a_turn_is_for_those_who_waited_long_for_what_they_ask() -> None:
-    cluster = Scheduler(snapshot(1, [job("r", gpus=8, limit_s=10_000)], knobs=Knobs()))
+    cluster = Scheduler(snapshot(1, [job("r", gpus=8, limit_s=10_000)], knobs=SchedulerOptions()))
     cluster.cycle(0)
     cluster.submit(job("next", gpus=8, submitted=10, limit_s=1000))
     assert cluster.cycle(20).reservations == ()
@@ -135,7 +138,7 @@ def test_a_limit_holds_a_queue_back_until_something_of_it_ends() -> None:
 # C6, C7: admitted and not placeable, or two gangs in one place.
 def test_what_starts_has_places_of_its_own() -> None:
     jobs = [job(f"g{number}", gpus=3, count=2, submitted=number) for number in range(9)]
-    plan = decide(snapshot(4, jobs))
+    plan = decide_plan(snapshot(4, jobs))
     taken = [(spot.node, device) for start in plan.starts for spot in start.spots for device in spot.devices]
     assert len(taken) == len(set(taken)) == 6 * len(plan.starts) == 24
 
@@ -191,19 +194,19 @@ def test_a_kind_of_device_that_comes_later_leaves_what_runs_alone(queues: tuple[
 
 def test_a_deadline_in_danger_goes_first() -> None:
     jobs = [job("early", gpus=8, submitted=1), job("urgent", gpus=8, submitted=2, deadline=4000, limit_s=1000)]
-    assert started(decide(snapshot(1, jobs, now=10))) == ["early"]
-    assert started(decide(snapshot(1, jobs, now=3000))) == ["urgent"]
+    assert started(decide_plan(snapshot(1, jobs, now=10))) == ["early"]
+    assert started(decide_plan(snapshot(1, jobs, now=3000))) == ["urgent"]
 
 
 def test_a_job_with_little_left_goes_before_one_with_much() -> None:
     much = job("much", gpus=8, submitted=1, steps=1000, done=10, step_us=1_000_000, ran_s=90)
     little = replace(much, id="little", submitted=2, done=990)
-    assert started(decide(snapshot(1, [much, little]))) == ["little"]
+    assert started(decide_plan(snapshot(1, [much, little]))) == ["little"]
 
 
 def test_a_budget_that_is_used_up_makes_best_effort_or_stops() -> None:
     for stops in (False, True):
-        queues = (Queue("root/a", budgets=(Budget("gpu_s", 1_500_000, stops=stops),)),)
+        queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 1_500_000, stops=stops),)),)
         jobs = [job(f"j{number}", gpus=1, submitted=number, limit_s=1000) for number in range(2)]
         cluster = Scheduler(snapshot(1, jobs, queues))
         plan = cluster.cycle(0)
@@ -270,7 +273,10 @@ def test_a_gang_that_holds_a_part_takes_the_rest_wherever_it_comes_free() -> Non
 
 def test_a_resource_that_no_node_has_keeps_nobody_else_waiting() -> None:
     """Quotas become more while jobs wait and some take back: whoever counted before must count the same."""
-    rare = [Shape((Role("w", Ask((("cpu", 1000), ("memory", 1000), (f"tpu-{one}", 1)), gpus=4)),)) for one in range(2)]
+    rare = [
+        JobShape((Role("w", SlotRequest((("cpu", 1000), ("memory", 1000), (f"tpu-{one}", 1)), gpus=4)),))
+        for one in range(2)
+    ]
     queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": 8000}))
     it = Scheduler(snapshot(2, [job(f"r{one}", gpus=4) for one in range(6)], queues))
     it.cycle(0)
@@ -286,25 +292,25 @@ def test_a_resource_that_no_node_has_keeps_nobody_else_waiting() -> None:
 
 
 def test_a_budget_refuses_whom_it_cannot_pay_and_nobody_else_of_the_line() -> None:
-    queues = (Queue("root/a", budgets=(Budget("gpu_s", 3_600_000, stops=True),)),)
+    queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 3_600_000, stops=True),)),)
     jobs = [job("dear", gpus=4, limit_s=1800), job("brief", gpus=4, submitted=1, limit_s=60)]
     cluster = Scheduler(snapshot(1, jobs, queues))
     assert started(cluster.cycle(0)) == ["brief"]
     cluster.submit(job("briefer", gpus=4, submitted=2, limit_s=30))
     assert started(cluster.cycle(1)) == ["briefer"]
-    cluster.queues((Queue("root/a", budgets=(Budget("gpu_s", 9_000_000, stops=True),)),))
+    cluster.queues((Queue("root/a", budgets=(QueueBudget("gpu_s", 9_000_000, stops=True),)),))
     cluster.end("brief", "briefer")
     assert started(cluster.cycle(2)) == ["dear"], "as soon as the budget covers it"
 
 
 # C9 for budgets: very many that cannot be paid for hide the one that can, and are looked at again in every cycle.
 def test_very_many_that_cannot_be_paid_for_cost_a_look_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    queues = (Queue("root/a", budgets=(Budget("gpu_s", 150_000, stops=True),)),)
+    queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 150_000, stops=True),)),)
     jobs = [job(f"dear{number:04}", limit_s=1000 + number % 7, submitted=number) for number in range(3000)]
     cluster = Scheduler(snapshot(2, jobs, queues))
     looks, usual = list[str](), cluster.budgets.exhausted
 
-    def exhausted(queue: str, costs: Charge) -> Exhausted | None:
+    def exhausted(queue: str, costs: Charge) -> ExhaustedBudget | None:
         looks.append(queue)
         return usual(queue, costs)
 
@@ -320,13 +326,13 @@ def test_very_many_that_cannot_be_paid_for_cost_a_look_at_one(monkeypatch: pytes
 
 
 def test_an_elastic_job_is_as_narrow_as_its_budget_asks() -> None:
-    queues = (Queue("root/a", budgets=(Budget("gpu_s", 250_000, stops=True),)),)
+    queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 250_000, stops=True),)),)
     wide = job("wide", shape=shape(1, 4, low=2, high=4), limit_s=100)
-    assert [len(start.spots) for start in decide(snapshot(1, [wide], queues)).starts] == [2]
+    assert [len(start.spots) for start in decide_plan(snapshot(1, [wide], queues)).starts] == [2]
 
 
 def test_no_turn_and_no_room_is_made_for_a_job_that_cannot_be_paid_for() -> None:
-    queues = (Queue("root/a", budgets=(Budget("gpu_s", 90_000, stops=True),)), Queue("root/b"))
+    queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 90_000, stops=True),)), Queue("root/b"))
     cluster = Scheduler(snapshot(1, [job("low", "root/b", 8, band=0)], queues))
     cluster.cycle(0)
     cluster.submit(job("dear", gpus=8, band=3, submitted=1, limit_s=1000))

@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from falaj.schedule.elastic import Growth
-from falaj.schedule.model import Job, Knobs, Queue
-from falaj.schedule.place import place
+from falaj.schedule.elastic_growth import GrowthPlanner
+from falaj.schedule.model import Job, Queue, SchedulerOptions
+from falaj.schedule.placement import find_placement
 from tests.schedule.closed import NOW, Closed, gang
 
 A, B = "root/a", "root/b"
 
 
-def grown(cluster: Closed, knobs: Knobs = Knobs()) -> dict[str, int]:  # noqa: B008 - frozen
+def grown(cluster: Closed, knobs: SchedulerOptions = SchedulerOptions()) -> dict[str, int]:  # noqa: B008 - frozen
     """How wide who would be."""
-    growth = Growth(cluster.world, cluster.tree, cluster.running, place, knobs)
+    growth = GrowthPlanner(cluster.world, cluster.tree, cluster.running, find_placement, knobs)
     free = cluster.world.dev.copy()
     found = growth.grow(cluster.now)
     assert (cluster.world.dev == free).all()
@@ -31,7 +31,7 @@ def test_it_grows_into_what_is_idle_but_only_when_that_surely_pays() -> None:
     cluster = Closed(1, [Queue(A), Queue(B)])
     running(cluster, "long")
     assert grown(cluster) == {"long": 8}
-    assert grown(cluster, Knobs(grow=False)) == {}
+    assert grown(cluster, SchedulerOptions(grow=False)) == {}
     cluster = Closed(1, [Queue(A), Queue(B)])
     running(cluster, "ending", left_s=180)  # would save 131 s, and lose 70 s
     assert grown(cluster) == {}

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from falaj.schedule.coverage import covered_rows
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Evict, Job, Knobs, Queue, Snapshot
+from falaj.schedule.guarantee_coverage import find_covered_rows
+from falaj.schedule.model import Job, JobEviction, Queue, SchedulerOptions, SchedulerSnapshot
+from falaj.schedule.scheduler import Scheduler
 from tests.schedule.adversary import duel
 from tests.schedule.closed import NOW, Closed, gang
 from tests.schedule.made import job, node
@@ -15,12 +15,12 @@ A, B = "root/a", "root/b"
 DUELS, MANY_DUELS = 100, 10_000
 
 
-def cluster_of(*queues: Queue, nodes: int = 4, gpus: int = 4, knobs: Knobs | None = None) -> Scheduler:
+def cluster_of(*queues: Queue, nodes: int = 4, gpus: int = 4, knobs: SchedulerOptions | None = None) -> Scheduler:
     made = tuple(node(f"n{number}", gpus) for number in range(nodes))
-    return Scheduler(Snapshot(0, made, queues, (), knobs=knobs or Knobs()))
+    return Scheduler(SchedulerSnapshot(0, made, queues, (), knobs=knobs or SchedulerOptions()))
 
 
-def evicted(it: Scheduler, evicts: tuple[Evict, ...]) -> None:
+def evicted(it: Scheduler, evicts: tuple[JobEviction, ...]) -> None:
     """The jobs are stopped and wait again."""
     for evict in evicts:
         gone = it.running[evict.job]
@@ -109,12 +109,12 @@ def test_a_guarantee_covers_jobs_in_the_order_in_which_they_started() -> None:
     for at, (name, gpus) in enumerate([("first", 1), ("second", 1), ("third", 2), ("fourth", 1)]):
         it.submit(job(name, A, gpus, submitted=at))
         it.cycle(at)
-    covered = covered_rows(it.table, it.potential(0))
+    covered = find_covered_rows(it.table, it.potential(0))
     assert {name for name, row in it.table.rows.items() if covered[row]} == {"first", "second"}
 
 
 def test_saving_for_days_does_not_protect_a_borrower() -> None:
-    it = cluster_of(Queue(A), promised(B, 1), nodes=1, gpus=1, knobs=Knobs(grace_s=60))
+    it = cluster_of(Queue(A), promised(B, 1), nodes=1, gpus=1, knobs=SchedulerOptions(grace_s=60))
     it.submit(job("slow", A, 1, save_s=10**6, resumes=True))
     it.cycle(0)
     it.change(replace(it.running["slow"], saved=100))

@@ -10,65 +10,65 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from falaj.core.execute import Device
-from falaj.schedule.budget import charge
-from falaj.schedule.changes import changed
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.forecast import key, pool, size
+from falaj.core.executor import Device
+from falaj.schedule.budget import compute_charge
+from falaj.schedule.cluster_state import ClusterState
 from falaj.schedule.model import (
+    MILLI_PER_UNIT,
     NEVER,
-    WHOLE,
-    Ask,
-    Budget,
-    Evict,
     Job,
-    Knobs,
+    JobEviction,
+    JobShape,
     Node,
-    Past,
-    Plan,
     Queue,
+    QueueBudget,
     Role,
-    Shape,
-    Snapshot,
-    Spot,
+    RuntimeQuantiles,
+    SchedulePlan,
+    SchedulerOptions,
+    SchedulerSnapshot,
+    SlotPlacement,
+    SlotRequest,
 )  # fmt: skip
-from falaj.schedule.place import place
-from falaj.schedule.reclaim import WHY
-from falaj.schedule.why import SOON, explain, starts
-from falaj.schedule.world import World
+from falaj.schedule.placement import find_placement
+from falaj.schedule.preemption import CAUSE_TEXTS
+from falaj.schedule.request_changes import apply_change
+from falaj.schedule.runtime_forecast import compute_shape_size, get_pool, to_shape_key
+from falaj.schedule.scheduler import Scheduler
+from falaj.schedule.why import STARTS_NOW_TEXT, can_start, explain_wait
 from tests.schedule.made import ask, node
 from tests.schedule.naive import Naive
 
 LEAVES = ("root/a", "root/b/c", "root/b/d", "root/e")
 MIG = "MIG-1g.10gb"
 SHAPES = (
-    Shape((Role("w", ask(1)),)),
-    Shape((Role("w", ask(2), 2),)),
-    Shape((Role("w", ask(4)),), band=3),
-    Shape((Role("w", ask(8), 2),)),
-    Shape((Role("w", ask(1), 2),), low=1, high=4),
-    Shape((Role("w", ask(milli=300)),), band=1),
-    Shape((Role("w", ask(4), 2),), level="rack", required=True),
-    Shape((Role("chief", ask(0), 1), Role("w", ask(2), 2))),
-    Shape((Role("w", ask(1, models=("A10",))),), band=0),
-    Shape((Role("w", ask(2, spot=True)),)),
-    Shape((Role("w", ask(1, models=(MIG,)), 2),)),
-    Shape((Role("w", ask(1)),), band=0),
-    Shape((Role("w", ask(1, models=(MIG, "A10"))),), band=3, preemptible=False),
-    Shape((Role("w", ask(0, cpu=20_000)),), band=1),
-    Shape((Role("w", ask(2, cpu=60_000)),)),
+    JobShape((Role("w", ask(1)),)),
+    JobShape((Role("w", ask(2), 2),)),
+    JobShape((Role("w", ask(4)),), band=3),
+    JobShape((Role("w", ask(8), 2),)),
+    JobShape((Role("w", ask(1), 2),), low=1, high=4),
+    JobShape((Role("w", ask(milli=300)),), band=1),
+    JobShape((Role("w", ask(4), 2),), level="rack", required=True),
+    JobShape((Role("chief", ask(0), 1), Role("w", ask(2), 2))),
+    JobShape((Role("w", ask(1, models=("A10",))),), band=0),
+    JobShape((Role("w", ask(2, spot=True)),)),
+    JobShape((Role("w", ask(1, models=(MIG,)), 2),)),
+    JobShape((Role("w", ask(1)),), band=0),
+    JobShape((Role("w", ask(1, models=(MIG, "A10"))),), band=3, preemptible=False),
+    JobShape((Role("w", ask(0, cpu=20_000)),), band=1),
+    JobShape((Role("w", ask(2, cpu=60_000)),)),
 )
 THINGS = range(5)
-EXEMPT = (WHY["guarantee"], WHY["band"], "its node leaves")
+EXEMPT = (CAUSE_TEXTS["guarantee"], CAUSE_TEXTS["band"], "its node leaves")
 """Why more may be lost, and sooner, than otherwise."""
 
 
 @st.composite
-def budgets(draw: st.DrawFn) -> tuple[Budget, ...]:
+def budgets(draw: st.DrawFn) -> tuple[QueueBudget, ...]:
     """One or two, of which some stop work and some make it best effort."""
     units = draw(st.lists(st.sampled_from(("gpu_s", "cpu_s", "money")), min_size=1, max_size=2, unique=True))
     amounts = {"gpu_s": (100_000, 2_000_000, 40_000_000), "cpu_s": (500_000, 9_000_000), "money": (30_000, 9_000_000)}
-    return tuple(Budget(unit, draw(st.sampled_from(amounts[unit])), stops=draw(st.booleans())) for unit in units)
+    return tuple(QueueBudget(unit, draw(st.sampled_from(amounts[unit])), stops=draw(st.booleans())) for unit in units)
 
 
 @st.composite
@@ -77,7 +77,7 @@ def trees(draw: st.DrawFn) -> tuple[Queue, ...]:
     few = st.sampled_from((0, 0, 1, 2, 4, 8, 12))
     found = []
     for name in ("root", "root/b", *LEAVES):
-        limit, promise = draw(few) * WHOLE, draw(few) * WHOLE
+        limit, promise = draw(few) * MILLI_PER_UNIT, draw(few) * MILLI_PER_UNIT
         promise = min(promise, limit) if limit else promise
         kept = draw(st.sampled_from((None, None, 0, 1000)))
         facts = {"gpu": promise} if promise and name != "root" else {}
@@ -119,8 +119,8 @@ class Fleet(RuleBasedStateMachine):
         self.nodes = [node(f"n{one}", labels={"rack": f"r{one // 2}"}, price=price) for one in range(3)]
         self.nodes += [node("x", 4, "A10"), node("s", 4, spot=True)]
         self.nodes += [sliced("m")] if slices else []
-        knobs = Knobs(progress_ratio=ratio, min_run_s=10, depth=3, patience=0)
-        self.it = Scheduler(Snapshot(self.now, tuple(self.nodes), self.queues, (), knobs=knobs))
+        knobs = SchedulerOptions(progress_ratio=ratio, min_run_s=10, depth=3, patience=0)
+        self.it = Scheduler(SchedulerSnapshot(self.now, tuple(self.nodes), self.queues, (), knobs=knobs))
         self.turns: dict[str, int] = {}
 
     @rule(
@@ -129,13 +129,13 @@ class Fleet(RuleBasedStateMachine):
         limit=st.sampled_from((0, 50, 500)),
         more=st.booleans(),
     )
-    def submit(self, leaf: str, shape: Shape, limit: int, more: bool) -> None:
+    def submit(self, leaf: str, shape: JobShape, limit: int, more: bool) -> None:
         self.made += 1
         facts = {"steps": 100, "step_us": 2_000_000} if more else {"deadline": self.now + 3000}
         self.it.submit(Job(f"j{self.made:04}", leaf, shape, self.now, f"u/{limit}", limit_s=limit, **facts))
 
     @rule(leaf=st.sampled_from(LEAVES), shape=st.sampled_from(SHAPES), count=st.integers(2, 5))
-    def crowd(self, leaf: str, shape: Shape, count: int) -> None:
+    def crowd(self, leaf: str, shape: JobShape, count: int) -> None:
         """Many of one line, that do not cost the same."""
         for limit in (500, 50, 5, 0, 300)[:count]:
             self.submit(leaf, shape, limit, more=False)
@@ -195,7 +195,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((20, 300, 3000)), limit=st.sampled_from((0, 50, 500)))
     def learn(self, seconds: int, limit: int) -> None:
-        self.it.learn(Past(f"u/{limit}", "gpu:1000x1", 10, seconds, seconds * 3))
+        self.it.learn(RuntimeQuantiles(f"u/{limit}", "gpu:1000x1", 10, seconds, seconds * 3))
 
     @rule()
     def refuse(self) -> None:
@@ -237,14 +237,16 @@ class Fleet(RuleBasedStateMachine):
         waiting, facts = sorted(self.it.lines.jobs), self.it.snapshot(self.now)
         if waiting:
             name = waiting[which % len(waiting)]
-            reason = explain(facts, name, {one.name: [one.name] for one in facts.nodes if not one.open})
+            reason = explain_wait(facts, name, {one.name: [one.name] for one in facts.nodes if not one.open})
             assert reason.code, name
-            assert reason.text not in ("", SOON), f"I16: {name} waits, and {reason.text!r}"
+            assert reason.text not in ("", STARTS_NOW_TEXT), f"I16: {name} waits, and {reason.text!r}"
             assert reason.starts >= self.now
             if reason.change and reason.code != "impossible":
-                assert starts(changed(facts, name, reason.change), name), f"I16: {reason.fix} does not start {name}"
+                assert can_start(apply_change(facts, name, reason.change), name), (
+                    f"I16: {reason.fix} does not start {name}"
+                )
 
-    def judge(self, plan: Plan) -> None:
+    def judge(self, plan: SchedulePlan) -> None:
         """I2, I6, I8, I9: what a plan may say."""
         for start in plan.starts:
             job = self.it.running[start.job]
@@ -271,7 +273,7 @@ class Fleet(RuleBasedStateMachine):
         for wanted_by, evictions in groupby(plan.evictions, lambda one: one.wanted_by):
             self.bounded(wanted_by, [one for one in evictions if one.why not in EXEMPT])
 
-    def bounded(self, wanted_by: str, evictions: list[Evict]) -> None:
+    def bounded(self, wanted_by: str, evictions: list[JobEviction]) -> None:
         """I9: who takes back makes others lose a part of what it gains, and of a pool only so much in a window."""
         knobs, tree = self.it.knobs, self.it.tree
         job = self.it.lines.jobs.get(wanted_by)
@@ -279,19 +281,23 @@ class Fleet(RuleBasedStateMachine):
             return
         victims = [self.it.running[one.job] for one in evictions]
         for one, gone in zip(evictions, victims, strict=True):
-            assert one.lost == max(self.now - gone.risks, 0) * held(gone) // WHOLE, "I14: what is lost is what it held"
-        left = self.it.forecast.left(job, key(job.shape), self.now)
-        gains = size(job.shape, job.shape.least) * (left[0] if left else self.it.run_s(job)) // WHOLE
+            assert one.lost == max(self.now - gone.risks, 0) * held(gone) // MILLI_PER_UNIT, (
+                "I14: what is lost is what it held"
+            )
+        left = self.it.forecast.left(job, to_shape_key(job.shape), self.now)
+        gains = (
+            compute_shape_size(job.shape, job.shape.least) * (left[0] if left else self.it.run_s(job)) // MILLI_PER_UNIT
+        )
         assert sum(one.lost for one in evictions) * 100 <= knobs.lost_percent * (gains + 1), "I9: more lost than gained"
-        shares = [gone for one, gone in zip(evictions, victims, strict=True) if one.why == WHY["share"]]
-        for name in {pool(one.shape) for one in shares}:
-            milli = sum(held(one) for one in shares if pool(one.shape) == name)
+        shares = [gone for one, gone in zip(evictions, victims, strict=True) if one.why == CAUSE_TEXTS["share"]]
+        for name in {get_pool(one.shape) for one in shares}:
+            milli = sum(held(one) for one in shares if get_pool(one.shape) == name)
             whole = tree.capacity[tree.quotas.index(f"gpu:{name}" if f"gpu:{name}" in tree.quotas else "gpu")]
             recent = sum(part for where, at, part in self.taken if where == name and at > self.now - 600)
             assert not recent or (recent + milli) * 100 <= whole * knobs.reclaim_percent, "I9: too much in a window"
             self.taken.append((name, self.now, milli))
 
-    def suits(self, wanted: Ask, where: Node, spot: Spot) -> None:
+    def suits(self, wanted: SlotRequest, where: Node, spot: SlotPlacement) -> None:
         assert where.open
         assert wanted.spot or not where.spot
         assert len(spot.devices) == (wanted.gpus or bool(wanted.milli))
@@ -302,25 +308,25 @@ class Fleet(RuleBasedStateMachine):
         """I5: nothing idle, outside turns, fits a job that its own quotas and budgets let start.
 
         But for those who stand behind one of their line for whom others make room."""
-        cleared = {(job.queue, job.shape) for job in map(self.it.lines.jobs.get, self.it._cleared) if job}
+        cleared = {(job.queue, job.shape) for job in map(self.it.lines.jobs.get, self.it._cleared_jobs) if job}
         for job in self.it.lines.jobs.values():
             if job.id in self.it.lines.resting or (job.queue, job.shape) in cleared:
                 continue
-            spots = place(self.it.world, job.shape, job.shape.least, self.it._lasting(job))
+            spots = find_placement(self.it.world, job.shape, job.shape.least, self.it._list_nodes_outlasting(job))
             if spots is not None:
                 amount = self.it.world.quota(job.shape, spots, job.shape.least).tolist()
-                assert self.it._refusal(job, amount) or unpaid(self.it, job, spots), f"I5: {job.id} could start"
+                assert self.it._find_refusal(job, amount) or unpaid(self.it, job, spots), f"I5: {job.id} could start"
 
     def orderly(self) -> None:
         """The first blocked job of a leaf does not wait for a quota that one who must give way to it takes up."""
         it = self.it
         for queue in it.lines.leaves:
-            heads = it._heads(queue)
+            heads = it._list_affordable_heads(queue)
             job = it.lines.jobs[heads[0][0][-1]] if heads else None
-            if job is None or it.waited_for(job.id) or it._cleared:
+            if job is None or it.waited_for(job.id) or it._cleared_jobs:
                 continue
             band, amount = it.band(queue, job.shape), it.amount(it.lines.numbers[job.id])
-            spots = place(it.world, job.shape, job.shape.least, it._lasting(job))
+            spots = find_placement(it.world, job.shape, job.shape.least, it._list_nodes_outlasting(job))
             if not band or spots is None or it.tree.refusal(queue, amount) is None:
                 continue
             if unpaid(it, job, spots) or unpaid(it, job, spots, stops=False):
@@ -329,9 +335,9 @@ class Fleet(RuleBasedStateMachine):
             for one in it.running.values():
                 mine = one.queue == queue and one.shape.preemptible and one.shape.band < band
                 if not one.stopping and (mine or one.shape.band == 0):
-                    it.tree.charge(one.queue, it._counted[one.id], -1)
+                    it.tree.charge(one.queue, it._charged_amounts[one.id], -1)
                     refusal = it.tree.refusal(queue, taken)
-                    it.tree.charge(one.queue, it._counted[one.id])
+                    it.tree.charge(one.queue, it._charged_amounts[one.id])
                     assert refusal is not None, f"{one.id} takes up what {job.id} of a higher band may have"
 
     def teardown(self) -> None:
@@ -354,9 +360,9 @@ class Fleet(RuleBasedStateMachine):
             over = [one.id for one in self.it.running.values() if began.get(one.id) == one.started]
             began = {one.id: one.started for one in self.it.running.values()}
             self.it.end(*over)
-        empty = Scheduler(Snapshot(self.now, tuple(self.it.world.nodes), self.queues, ()))
+        empty = Scheduler(SchedulerSnapshot(self.now, tuple(self.it.world.nodes), self.queues, ()))
         for job in self.it.lines.jobs.values():
-            spots = place(empty.world, job.shape, job.shape.least)
+            spots = find_placement(empty.world, job.shape, job.shape.least)
             if spots is not None:
                 amount = empty.world.quota(job.shape, spots, job.shape.least).tolist()
                 assert empty.tree.refusal(job.queue, amount[: len(empty.tree.quotas)]), f"I6: {job.id} never starts"
@@ -366,7 +372,7 @@ class Fleet(RuleBasedStateMachine):
         """I1, I3: everything is counted once, and within limits."""
         if not hasattr(self, "it"):
             return
-        world = World(self.it.world.nodes)
+        world = ClusterState(self.it.world.nodes)
         for job in self.it.running.values():
             world.hold(job.spots, job.shape.roles)
         world.lay_aside(self.it.turns.held())
@@ -381,16 +387,16 @@ class Fleet(RuleBasedStateMachine):
                 assert budget.held == sum(dict(one.charged).get(budget.unit, 0) for one in below), "I15"
 
 
-def above(it: Scheduler, queue: str) -> list[tuple[str, Budget]]:
+def above(it: Scheduler, queue: str) -> list[tuple[str, QueueBudget]]:
     """The budgets that a job of a queue is charged to."""
     names = [name for name in it.tree.names if f"{queue}/".startswith(f"{name}/")]
     return [(name, budget) for name in names for budget in it.budgets.of(name)]
 
 
-def unpaid(it: Scheduler, job: Job, spots: tuple[Spot, ...], *, stops: bool = True) -> bool:
+def unpaid(it: Scheduler, job: Job, spots: tuple[SlotPlacement, ...], *, stops: bool = True) -> bool:
     """Does a budget stop it, charged by itself, in these places? Or one that does not stop make it best effort?"""
     nodes = {spot.node: it.world.nodes[it.world.index[spot.node]] for spot in spots}
-    costs = dict(charge(nodes, job.shape.roles, spots, job.limit_s or it.run_s(job)))
+    costs = dict(compute_charge(nodes, job.shape.roles, spots, job.limit_s or it.run_s(job)))
     return it.band(job.queue, job.shape) > 0 and any(
         one.stops is stops and costs.get(one.unit) and one.spent + one.held + costs[one.unit] > one.amount
         for _, one in above(it, job.queue)
@@ -404,11 +410,11 @@ def forget(it: Scheduler) -> None:
         it.reopened,
         it.parked,
         it.dear,
-        it._held_back,
-        it._tried,
+        it._lines_held_by,
+        it._tried_backfills,
         it._closed_at,
-        it._claimed,
-        it._asked_at,
+        it._claimed_jobs,
+        it._claimed_at,
     ):
         known.clear()
     it.fresh |= {name for name, leaf in it.lines.leaves.items() if leaf.order}
@@ -436,7 +442,7 @@ LongFleet.TestCase.settings = _settings(1300, 80)
 TestFleet = pytest.mark.timeout(600)(Fleet.TestCase)
 TestLongFleet = pytest.mark.slow(pytest.mark.timeout(7200)(LongFleet.TestCase))
 
-PLAIN = Knobs(depth=0, progress_ratio=0, min_run_s=NEVER, grow=False)
+PLAIN = SchedulerOptions(depth=0, progress_ratio=0, min_run_s=NEVER, grow=False)
 KINDS = [replace(shape, band=max(shape.band, 1), preemptible=False) for shape in SHAPES]
 """Nobody has to make room for anybody, whatever the band."""
 
@@ -446,17 +452,17 @@ class Watched(Scheduler):
 
     slept: frozenset[str]
 
-    def _admit(self, most: int) -> None:
+    def _admit_jobs(self, max_starts: int) -> None:
         self.slept = frozenset(self.asleep)
-        super()._admit(most)
+        super()._admit_jobs(max_starts)
 
 
 # I17
 @settings(max_examples=int(os.environ.get("FALAJ_EXAMPLES", "8")), deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(2, 50), st.integers(5, 200))
 def test_lines_and_parking_decide_what_looking_at_every_job_decides(chance: Random, nodes: int, jobs: int) -> None:
-    def purse(unit: str) -> tuple[Budget, ...]:
-        return (Budget(unit, chance.choice((300_000, 3_000_000, 90_000_000)), stops=True),) * chance.randint(0, 1)
+    def purse(unit: str) -> tuple[QueueBudget, ...]:
+        return (QueueBudget(unit, chance.choice((300_000, 3_000_000, 90_000_000)), stops=True),) * chance.randint(0, 1)
 
     queues = (
         Queue("root", budgets=purse("cpu_s")), Queue("root/a", limit={"gpu": 12_000}, budgets=purse("gpu_s")),
@@ -464,7 +470,7 @@ def test_lines_and_parking_decide_what_looking_at_every_job_decides(chance: Rand
         Queue("root/b/d", top_band=chance.choice((1, 2, 4))), Queue("root/e", guarantee={"gpu": 2000}, lend={"gpu": 0}),
     )  # fmt: skip
     made = [node(f"n{one}", chance.choice((4, 8)), chance.choice(("H100", "A10"))) for one in range(nodes)]
-    it = Watched(Snapshot(0, tuple(made), queues, (), knobs=PLAIN))
+    it = Watched(SchedulerSnapshot(0, tuple(made), queues, (), knobs=PLAIN))
     number = 0
     for now in range(4):
         for _ in range(jobs // 4):
@@ -500,8 +506,8 @@ def test_who_waits_for_a_quota_until_those_are_gone_who_go_for_others_keeps_what
     """Best effort that only just started made room, and a limit above still counted the two that go for a guarantee."""
     fleet = Fleet()
     limits = {"root": 12, "root/b": 1}
-    queues = [Queue(name, limit={"gpu": most * WHOLE}) for name, most in limits.items()]
-    purse = Budget("money", 9_000_000)  # so that nodes have prices, and the cheapest is full
+    queues = [Queue(name, limit={"gpu": most * MILLI_PER_UNIT}) for name, most in limits.items()]
+    purse = QueueBudget("money", 9_000_000)  # so that nodes have prices, and the cheapest is full
     queues += [Queue(name, budgets=(purse,) if name == "root/b/d" else ()) for name in LEAVES[:-1]]
     fleet.build((*queues, Queue("root/e", guarantee={"gpu": 2000}, lend={"gpu": 0})), ratio=0, slices=True)
     fleet.submit(leaf="root/b/d", shape=SHAPES[12], limit=500, more=False)

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from falaj.schedule import kept
-from falaj.schedule.model import Ask, Node, Role, Shape, Spot
-from falaj.schedule.place import place
-from falaj.schedule.world import World
+from falaj.schedule import score_cache
+from falaj.schedule.cluster_state import ClusterState
+from falaj.schedule.model import JobShape, Node, Role, SlotPlacement, SlotRequest
+from falaj.schedule.placement import find_placement
 from tests.schedule.made import ask, node
 
 ASKS = (
@@ -18,17 +18,17 @@ ASKS = (
 )  # fmt: skip
 
 
-def shape(wanted: Ask, count: int = 1) -> Shape:
-    return Shape((Role("w", wanted, count),))
+def shape(wanted: SlotRequest, count: int = 1) -> JobShape:
+    return JobShape((Role("w", wanted, count),))
 
 
 class Twin:
     """A world that remembers, and what it takes to make another like it."""
 
     def __init__(self, chance: Random) -> None:
-        self.chance, self.made, self.mix = chance, 0, Counter[Ask]()
-        self.world = World([self.new() for _ in range(12)])
-        self.jobs: list[tuple[tuple[Spot, ...], Shape]] = []
+        self.chance, self.made, self.mix = chance, 0, Counter[SlotRequest]()
+        self.world = ClusterState([self.new() for _ in range(12)])
+        self.jobs: list[tuple[tuple[SlotPlacement, ...], JobShape]] = []
 
     def new(self) -> Node:
         self.made += 1
@@ -42,7 +42,7 @@ class Twin:
         what, wanted = self.chance.randrange(12), self.chance.choice(ASKS)
         if what < 6:
             gang = shape(wanted, self.chance.choice((1, 1, 3)))
-            spots = place(self.world, gang, gang.least)
+            spots = find_placement(self.world, gang, gang.least)
             if spots is not None:
                 self.world.take(spots, gang.roles)
                 self.jobs.append((spots, gang))
@@ -60,8 +60,8 @@ class Twin:
         elif len(self.world.nodes) > 4:
             self.world.drop(self.chance.choice(self.world.nodes).name)
 
-    def anew(self) -> World:
-        world = World(self.world.nodes)
+    def anew(self) -> ClusterState:
+        world = ClusterState(self.world.nodes)
         for wanted, count in self.mix.items():
             world.mix(shape(wanted), count)
         for spots, gang in self.jobs:
@@ -72,13 +72,13 @@ class Twin:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("most", [1 << 23, 20])
 def test_kept_scores_are_those_of_a_world_made_anew(monkeypatch: pytest.MonkeyPatch, seed: int, most: int) -> None:
-    monkeypatch.setattr(kept, "_MOST", most)  # few: they are forgotten all the time
+    monkeypatch.setattr(score_cache, "_MAX_SCORES", most)  # few: they are forgotten all the time
     twin = Twin(Random(seed))
     for number in range(100):
         mark = twin.world.mark()
         for _ in range(twin.chance.randrange(3)):
             one = shape(twin.chance.choice(ASKS))
-            spots = place(twin.world, one, 1)
+            spots = find_placement(twin.world, one, 1)
             if spots is not None:
                 twin.world.take(spots, one.roles)
         twin.world.rewind(mark)
@@ -96,9 +96,9 @@ def test_kept_scores_are_those_of_a_world_made_anew(monkeypatch: pytest.MonkeyPa
 
 
 def test_places_are_found_without_changing_what_is_kept() -> None:
-    world = World([node(f"n{one}") for one in range(3)])
+    world = ClusterState([node(f"n{one}") for one in range(3)])
     gang = shape(ask(8), 3)
     for _ in range(2):
-        spots = place(world, gang, 3)
+        spots = find_placement(world, gang, 3)
         assert spots is not None
         assert {spot.node for spot in spots} == {"c/n0", "c/n1", "c/n2"}

@@ -3,12 +3,12 @@
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.schedule.model import Knobs
+from falaj.schedule.model import SchedulerOptions
 
 
 def test_knobs_are_named_and_numbered() -> None:
-    assert Knobs.of({}) == Knobs()
-    assert Knobs.of({"resize_gap_s": "7", "grow": "0"}) == Knobs(resize_gap_s=7, grow=False)
+    assert SchedulerOptions.of({}) == SchedulerOptions()
+    assert SchedulerOptions.of({"resize_gap_s": "7", "grow": "0"}) == SchedulerOptions(resize_gap_s=7, grow=False)
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ def test_knobs_are_named_and_numbered() -> None:
 )
 def test_a_strange_knob_is_refused(said: dict[str, str], message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        Knobs.of(said)
+        SchedulerOptions.of(said)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Knobs, Queue, Snapshot
+from falaj.schedule.model import Queue, SchedulerOptions, SchedulerSnapshot
+from falaj.schedule.scheduler import Scheduler
 from tests.schedule.made import job, node
 
 GRACE_S = 30
@@ -49,7 +49,7 @@ def test_a_guarantee_is_met_within_the_longest_grace_and_a_cycle(
     had = min(had, promised)
     queues = (Queue("root/a"), Queue("root/b", guarantee={"gpu": promised * size * 1000}))
     nodes = (node("n0"), node("n1"))
-    it = Scheduler(Snapshot(0, nodes, queues, (), knobs=Knobs(progress_ratio=ratio)))
+    it = Scheduler(SchedulerSnapshot(0, nodes, queues, (), knobs=SchedulerOptions(progress_ratio=ratio)))
     facts = {"save_s": saves, "resumes": bool(saves)}
     for number in range(had):
         it.submit(job(f"b-old{number:02}", "root/b", gpus, slots, **facts))

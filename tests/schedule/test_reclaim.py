@@ -6,17 +6,17 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import NEVER, Ask, Knobs, Queue, Role, Shape
-from falaj.schedule.potential import Potential
-from falaj.schedule.share import Tree
+from falaj.schedule.fair_share import ShareTree
+from falaj.schedule.fairness_potential import FairnessPotential
+from falaj.schedule.model import NEVER, JobShape, Queue, Role, SchedulerOptions, SlotRequest
+from falaj.schedule.scheduler import Scheduler
 from tests.schedule import made
 from tests.schedule.closed import BOLD, NOW, Closed, gang
 
 A, B = "root/a", "root/b"
 
 
-def filled(knobs: Knobs = BOLD, **guarantee: int) -> Closed:
+def filled(knobs: SchedulerOptions = BOLD, **guarantee: int) -> Closed:
     """Two nodes, all sixteen devices with `a`, in gangs of two."""
     queues = [Queue(f"root/{name}", guarantee={"gpu": guarantee.get(name, 0)}) for name in "ab"]
     cluster = Closed(2, queues, knobs)
@@ -37,7 +37,7 @@ def test_a_queue_takes_back_what_it_deserves_and_no_more() -> None:
 def test_no_rounding_makes_a_promise_of_nothing() -> None:
     """On a large cluster what rounding may cost is more than a device."""
     cluster = Closed(1, [Queue(A), Queue(B)])
-    potential = Potential(Tree([Queue(A), Queue(B)], {"gpu": 1 << 36}), np.array([[0], [1 << 36], [1000]]))
+    potential = FairnessPotential(ShareTree([Queue(A), Queue(B)], {"gpu": 1 << 36}), np.array([[0], [1 << 36], [1000]]))
     assert potential.slack[0] > 1000
     assert potential.cause(cluster.tree.leaf(B), [0], [1000]) == "share"
 
@@ -75,7 +75,7 @@ def test_who_may_be_stopped_shrinks_instead_however_lately_it_was_resized() -> N
 
 def test_cores_are_made_free_where_they_are_what_is_short() -> None:
     cluster = Closed(1, [Queue(A), Queue(B)])
-    cluster.submit("cores", A, Shape((Role("worker", Ask((("cpu", 63_000),))),), band=0), 36_000)
+    cluster.submit("cores", A, JobShape((Role("worker", SlotRequest((("cpu", 63_000),))),), band=0), 36_000)
     cluster.admit()
     cluster.submit("devices", B, gang(2), 3600)
     assert not cluster.start("devices")
@@ -145,7 +145,7 @@ def test_c4_one_gang_goes_as_a_whole_rather_than_a_part_of_many() -> None:
 
 def test_c5_work_lost_is_a_part_of_work_gained() -> None:
     """A short job of a queue that is owed something does not cost another days of work."""
-    cluster = filled(Knobs())
+    cluster = filled(SchedulerOptions())
     for name, job in list(cluster.running.jobs.items()):
         cluster.running.put(replace(job, resumes=False, started=NOW - 86_400), cluster.left[name], NOW)
     cluster.submit("short", B, gang(2), 600)
@@ -188,26 +188,26 @@ def test_c15_what_is_not_known_to_be_saved_counts_since_the_start() -> None:
 
 
 def test_c17_only_so_much_is_taken_back_in_a_window_but_guarantees_are_met() -> None:
-    cluster = filled(Knobs(reclaim_percent=20))
+    cluster = filled(SchedulerOptions(reclaim_percent=20))
     for number in range(4):
         cluster.submit(f"b{number}", B, gang(2), 36_000)
     assert cluster.rest() == 1  # 4 of 16 devices would be 25 percent
     cluster.now += 601
     cluster.seen.clear()
     assert cluster.rest() == 1
-    owed = filled(Knobs(reclaim_percent=20), b=6000)
+    owed = filled(SchedulerOptions(reclaim_percent=20), b=6000)
     for number in range(4):
         owed.submit(f"b{number}", B, gang(2), 36_000)
     assert owed.rest() == 4
 
 
 def test_nothing_young_is_disturbed_except_for_a_guarantee_or_a_higher_band() -> None:
-    cluster = filled(Knobs(min_run_s=4000))
+    cluster = filled(SchedulerOptions(min_run_s=4000))
     cluster.submit("b0", B, gang(2), 36_000)
     assert cluster.victims("b0") is None
     cluster.submit("a-high", A, gang(2, band=3), 36_000)
     assert cluster.victims("a-high") is not None
-    owed = filled(Knobs(min_run_s=4000), b=2000)
+    owed = filled(SchedulerOptions(min_run_s=4000), b=2000)
     owed.submit("b0", B, gang(2), 36_000)
     assert owed.victims("b0") is not None
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from falaj.core.errors import Corrupt, Invalid
+from falaj.core.errors import CorruptData, Invalid
+from falaj.schedule.fair_share import ShareTree
+from falaj.schedule.fair_share_order import FairShareOrder
 from falaj.schedule.model import Queue
-from falaj.schedule.order import Order
-from falaj.schedule.share import Tree
 
 
-def deserved(tree: Tree, **demand: int) -> dict[str, int]:
+def deserved(tree: ShareTree, **demand: int) -> dict[str, int]:
     """What each leaf of one quota deserves, by its last name."""
     rows = np.zeros((tree.top, len(tree.quotas)), np.int64)
     for name in tree.names:
@@ -24,13 +24,15 @@ def deserved(tree: Tree, **demand: int) -> dict[str, int]:
 
 
 def test_guarantees_come_first_and_the_rest_goes_by_weight() -> None:
-    tree = Tree([Queue("root/a", guarantee={"gpu": 4000}), Queue("root/b"), Queue("root/c", weight=3)], {"gpu": 12000})
+    tree = ShareTree(
+        [Queue("root/a", guarantee={"gpu": 4000}), Queue("root/b"), Queue("root/c", weight=3)], {"gpu": 12000}
+    )
     assert deserved(tree, a=4000, b=9000, c=9000) == {"root": 12000, "a": 4000, "b": 2000, "c": 6000}
     assert deserved(tree, a=1000, b=9000, c=9000) == {"root": 12000, "a": 1000, "b": 2750, "c": 8250}
 
 
 def test_what_is_not_lent_stays_aside() -> None:
-    tree = Tree([Queue("a", guarantee={"gpu": 4000}, lend={"gpu": 1000}), Queue("b")], {"gpu": 8000})
+    tree = ShareTree([Queue("a", guarantee={"gpu": 4000}, lend={"gpu": 1000}), Queue("b")], {"gpu": 8000})
     assert deserved(tree, a=0, b=9000) == {"a": 0, "b": 5000}
     tree.charge("b", [5000])
     assert tree.refusal("b", [1000]) == ("a", "gpu", 1000)
@@ -38,20 +40,20 @@ def test_what_is_not_lent_stays_aside() -> None:
 
 
 def test_a_limit_holds_at_every_level() -> None:
-    tree = Tree([Queue("root/x", limit={"gpu": 3000}), Queue("root/x/a"), Queue("root/x/b")], {"gpu": 8000})
+    tree = ShareTree([Queue("root/x", limit={"gpu": 3000}), Queue("root/x/a"), Queue("root/x/b")], {"gpu": 8000})
     tree.charge("root/x/a", [2000])
     assert tree.refusal("root/x/b", [1000]) is None
     assert tree.refusal("root/x/b", [2000]) == ("root/x", "gpu", 1000)
     with pytest.raises(Invalid):
         tree.refusal("root/x", [1])
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         tree.charge("root/x/b", [1], -1)
 
 
 def test_turns_go_to_the_neediest_and_move_with_each_start() -> None:
     queues = [Queue("root/a", weight=2), Queue("root/b"), Queue("root/z", guarantee={"gpu": 1000})]
-    tree = Tree(queues, {"gpu": 8000})
-    order = Order(tree)
+    tree = ShareTree(queues, {"gpu": 8000})
+    order = FairShareOrder(tree)
     for queue in queues:
         order.want(queue.name, [1000])
     turns = []
@@ -78,7 +80,9 @@ leaves = st.lists(
 )  # fmt: skip
 
 
-def grove(leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int) -> tuple[Tree, NDArray[np.int64]]:
+def grove(
+    leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int
+) -> tuple[ShareTree, NDArray[np.int64]]:
     """A tree of one quota, three levels deep, and what its leaves want."""
     names = [f"root/d{number % 3}/t{number}" for number in range(len(leaves))]
     queues = [
@@ -88,7 +92,7 @@ def grove(leaves: list[tuple[int, int, int, int | None, int | None]], capacity: 
         )
         for name, (weight, _, promised, limit, lend) in zip(names, leaves, strict=True)
     ]  # fmt: skip
-    tree = Tree([Queue("root/d1", 2, {"gpu": 10_000}, {"gpu": 50_000}), *queues], {"gpu": capacity})
+    tree = ShareTree([Queue("root/d1", 2, {"gpu": 10_000}, {"gpu": 50_000}), *queues], {"gpu": capacity})
     demand = np.zeros((tree.top, 1), np.int64)
     for name, (_, want, *_) in zip(names, leaves, strict=True):
         demand[tree.index[name]] = want
@@ -100,15 +104,17 @@ def test_where_nothing_is_promised_nothing_is_worked_out(
     leaves: list[tuple[int, int, int, int | None, int | None]], capacity: int
 ) -> None:
     tree, demand = grove([(weight, want, 0, limit, None) for weight, want, _, limit, _ in leaves], capacity)
-    bare = Tree([replace(queue, guarantee={}) for queue in tree.queues], {"gpu": capacity})
-    slow = bare._divided(demand, np.zeros((bare.top + 1, 1), np.int64), bare._promised, borrow=False)[: bare.top]
+    bare = ShareTree([replace(queue, guarantee={}) for queue in tree.queues], {"gpu": capacity})
+    slow = bare._divide_amounts(
+        demand, np.zeros((bare.top + 1, 1), np.int64), bare._promised_rows, allow_borrowing=False
+    )[: bare.top]
     assert (bare.promised(demand) == slow).all()
 
 
 def test_what_one_leaves_of_its_guarantee_is_promised_to_nobody_else() -> None:
     """Its neighbours may borrow it, and give it back; only what their parent is guaranteed itself is theirs, too."""
     queues = [Queue("root/d/a"), Queue("root/d/b", guarantee={"gpu": 12_000}), Queue("root/e/f/g")]
-    tree = Tree([*queues, Queue("root/e", guarantee={"gpu": 3000})], {"gpu": 16_000})
+    tree = ShareTree([*queues, Queue("root/e", guarantee={"gpu": 3000})], {"gpu": 16_000})
     demand = np.zeros((tree.top, 1), np.int64)
     for name, want in (("root/d/a", 16_000), ("root/d/b", 5000), ("root/e/f/g", 16_000)):
         demand[tree.index[name]] = want
@@ -118,7 +124,7 @@ def test_what_one_leaves_of_its_guarantee_is_promised_to_nobody_else() -> None:
 
 def test_of_too_many_promises_everybody_has_the_same_part_whoever_wants_little() -> None:
     queues = [Queue(f"root/{name}", guarantee={"gpu": 10_000}) for name in ("d/a", "e/b")]
-    tree = Tree(queues, {"gpu": 8000})
+    tree = ShareTree(queues, {"gpu": 8000})
     demand = np.zeros((tree.top, 1), np.int64)
     demand[tree.index["root/d/a"]], demand[tree.index["root/e/b"]] = 2000, 10_000
     got = tree.promised(demand)[[tree.index["root/d/a"], tree.index["root/e/b"]], 0].tolist()
@@ -163,7 +169,7 @@ def dominant(got: NDArray[np.int64]) -> list[int]:
 @given(flat)
 def test_sharing_is_no_worse_than_a_split_by_weight(leaves: list[tuple[int, tuple[int, int, int]]]) -> None:
     """I10: everybody gets what they want, or at least their part by weight of what is most important to them."""
-    tree = Tree([Queue(f"q{number}", weight) for number, (weight, _) in enumerate(leaves)], QUOTAS)
+    tree = ShareTree([Queue(f"q{number}", weight) for number, (weight, _) in enumerate(leaves)], QUOTAS)
     demand = np.array([want for _, want in leaves], np.int64)
     whole = sum(weight for weight, _ in leaves)
     for (weight, _), share, want in zip(leaves, dominant(tree.deserved(demand)), dominant(demand), strict=True):
@@ -175,7 +181,7 @@ def test_asking_for_more_than_one_needs_gains_nothing(
     leaves: list[tuple[int, tuple[int, int, int]]], liar: int, more: tuple[int, int, int]
 ) -> None:
     """I12: of what it truly needs, in the proportion it needs it, the liar does not get more."""
-    tree = Tree([Queue(f"q{number}", weight) for number, (weight, _) in enumerate(leaves)], QUOTAS)
+    tree = ShareTree([Queue(f"q{number}", weight) for number, (weight, _) in enumerate(leaves)], QUOTAS)
     demand = np.array([want for _, want in leaves], np.int64)
     liar %= len(leaves)
     true = demand[liar].copy()
@@ -209,7 +215,7 @@ def test_what_is_not_refused_keeps_every_law(
         for row, name in enumerate(tree.names):
             queue = tree.queues[row]
             own = max(queue.guarantee.get("gpu", 0) - queue.lend.get("gpu", 1 << 40), 0) - tree.usage[row][0]
-            if own > 0 and sum(tree._kept[at][0] for at in tree.children[tree.top]) <= 40_000:
+            if own > 0 and sum(tree._kept_rows[at][0] for at in tree.children[tree.top]) <= 40_000:
                 assert tree.refusal(name, [own]) is None or any(
                     tree.usage[at][0] + own > tree.limit[at][0] for at in tree.paths[row]
                 )
@@ -221,13 +227,13 @@ def test_the_order_kept_is_the_order_worked_out_anew(
 ) -> None:
     tree, _ = grove(leaves, 40_000)
     names = [name for row, name in enumerate(tree.names) if not tree.children[row]]
-    order, wants = Order(tree), dict[str, list[int] | None]()
+    order, wants = FairShareOrder(tree), dict[str, list[int] | None]()
     for leaf, amount in moves:
         name = names[leaf % len(names)]
         tree.charge(name, [1000])
         wants[name] = [amount] if amount else None
         order.want(name, wants[name])
-        anew = Order(tree)
+        anew = FairShareOrder(tree)
         for other in sorted(wants):
             anew.want(other, wants[other])
         assert order.first() == anew.first()

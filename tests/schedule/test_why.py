@@ -10,25 +10,36 @@ from hypothesis import strategies as st
 
 from falaj.core.errors import NotFound
 from falaj.schedule import why as module
-from falaj.schedule.changes import altered, changed
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import NEVER, Ask, Budget, Job, Node, Queue, Reason, Role, Shape, Snapshot
-from falaj.schedule.why import SOON, explain, possible, reasons, starts
+from falaj.schedule.model import (
+    NEVER,
+    Job,
+    JobShape,
+    Node,
+    Queue,
+    QueueBudget,
+    Role,
+    SchedulerSnapshot,
+    SlotRequest,
+    WaitReason,
+)
+from falaj.schedule.request_changes import alter_job, apply_change
+from falaj.schedule.scheduler import Scheduler
+from falaj.schedule.why import STARTS_NOW_TEXT, can_start, explain_wait, explain_waits, find_impossible_reason
 from tests.schedule.made import ask, job, node, shape, snapshot
 
 
-def settled(facts: Snapshot) -> Snapshot:
+def settled(facts: SchedulerSnapshot) -> SchedulerSnapshot:
     cluster = Scheduler(facts)
     cluster.cycle(facts.now)
     return cluster.snapshot(facts.now)
 
 
-def why(facts: Snapshot, job_id: str) -> Reason:
+def why(facts: SchedulerSnapshot, job_id: str) -> WaitReason:
     """The reason; and its change does start the job."""
-    reason = explain(facts, job_id)
+    reason = explain_wait(facts, job_id)
     assert reason.text
     if reason.change and reason.code != "impossible":
-        assert starts(changed(facts, job_id, reason.change), job_id)
+        assert can_start(apply_change(facts, job_id, reason.change), job_id)
     return reason
 
 
@@ -36,10 +47,10 @@ def test_many_are_told_at_once_what_each_is_told_alone() -> None:
     queues = (Queue("root/a", limit={"gpu": 4000}),)
     jobs = [job("a", gpus=3), job("b", gpus=2, submitted=1), job("c", gpus=5, submitted=2)]
     facts = settled(snapshot(1, jobs, queues))
-    told = reasons(facts, {"a", "b", "c"})
+    told = explain_waits(facts, {"a", "b", "c"})
     assert sorted(told) == ["b", "c"]
     for name, reason in told.items():
-        alone = explain(facts, name)
+        alone = explain_wait(facts, name)
         assert (reason.code, reason.text, reason.starts) == (alone.code, alone.text, alone.starts)
 
 
@@ -79,7 +90,7 @@ def test_what_another_queue_keeps() -> None:
 
 
 def test_a_budget_that_says_stop() -> None:
-    queues = (Queue("root/a", budgets=(Budget("gpu_s", 1_000_000, stops=True),)),)
+    queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 1_000_000, stops=True),)),)
     reason = why(settled(snapshot(1, [job("a", gpus=4, limit_s=1000)], queues)), "a")
     assert (reason.code, reason.change) == ("budget", (("budget:root/a:gpu_s", "3000000"),))
 
@@ -120,8 +131,8 @@ def test_a_queue_may_lend_what_it_keeps() -> None:
 
 
 def test_no_start_is_promised_that_a_budget_does_not_allow() -> None:
-    def told(amount: int, limit_s: int) -> Reason:
-        budget = Budget("gpu_s", amount, spent=amount - 1_000_000, stops=True, ends=5000)
+    def told(amount: int, limit_s: int) -> WaitReason:
+        budget = QueueBudget("gpu_s", amount, spent=amount - 1_000_000, stops=True, ends=5000)
         queues = (Queue("root/a", budgets=(budget,)), Queue("root/b"))
         board = Scheduler(settled(snapshot(1, [job("runs", "root/b", gpus=8, limit_s=100)], queues)))
         board.submit(job("a", gpus=4, limit_s=limit_s, submitted=1))
@@ -133,7 +144,7 @@ def test_no_start_is_promised_that_a_budget_does_not_allow() -> None:
 
 
 def test_a_limit_and_the_budget_above_it_are_raised_together() -> None:
-    tight = Queue("root", budgets=(Budget("gpu_s", 100_000, stops=True),))
+    tight = Queue("root", budgets=(QueueBudget("gpu_s", 100_000, stops=True),))
     queues = (tight, Queue("root/a", limit={"gpu": 1000}))
     facts = settled(snapshot(1, [job("a", limit_s=60), job("b", submitted=1, limit_s=60)], queues))
     assert why(facts, "b").change == (("limit:root/a:gpu", "2000"), ("budget:root:gpu_s", "20000"))
@@ -141,14 +152,14 @@ def test_a_limit_and_the_budget_above_it_are_raised_together() -> None:
 
 def test_what_somebody_closed_can_be_opened() -> None:
     facts = snapshot([node("n", open=False), node("m", open=False)], [job("a")])
-    assert (explain(facts, "a").code, explain(facts, "a").change) == ("place", ())
-    reason = explain(facts, "a", closed={"c/m": ["c/m"]})
+    assert (explain_wait(facts, "a").code, explain_wait(facts, "a").change) == ("place", ())
+    reason = explain_wait(facts, "a", closed={"c/m": ["c/m"]})
     assert reason.change == (("open:c/m", "c/m"),)
-    assert starts(changed(facts, "a", reason.change), "a")
+    assert can_start(apply_change(facts, "a", reason.change), "a")
 
 
 def test_amounts_are_said_as_people_write_them() -> None:
-    queues = (Queue("root/a", budgets=(Budget("gpu_s", 7_200_000, stops=True),), limit={"cpu": 3000}),)
+    queues = (Queue("root/a", budgets=(QueueBudget("gpu_s", 7_200_000, stops=True),), limit={"cpu": 3000}),)
     text = why(settled(snapshot(1, [job("a", gpus=4, limit_s=3600)], queues)), "a")
     assert (text.text, text.fix) == (
         "the budget of root/a lacks 2 gpu-hours for it", "raise the budget of root/a by 2 gpu-hours"
@@ -157,7 +168,7 @@ def test_amounts_are_said_as_people_write_them() -> None:
     assert why(settled(snapshot(1, busy)), "y").fix == "ask for 4 CPUs a slot"
     facts = settled(snapshot(1, [job("x", gpus=7), job("y", gpus=4, submitted=1)]))
     assert why(facts, "y").text == "it needs 4 GPUs where 1 is free"
-    never = possible([node("n")], queues, job("z", cpu=4500))
+    never = find_impossible_reason([node("n")], queues, job("z", cpu=4500))
     assert never is not None
     assert never.text == "it needs 4.5 CPUs, and root/a may never have more than 3 CPUs"
 
@@ -175,14 +186,14 @@ def test_one_rack_has_no_room() -> None:
     nodes = [node(f"n{one}", labels={"rack": f"r{one}"}) for one in range(2)]
     gang = job("gang", submitted=1, shape=shape(4, 2, level="rack", required=True))
     facts = settled(snapshot(nodes, [job("a", gpus=4), job("b", gpus=5), gang]))
-    reason = explain(facts, "gang")
+    reason = explain_wait(facts, "gang")
     assert reason.code in ("topology", "capacity", "fragmented")
 
 
 def test_nodes_that_go_before_a_job_would_be_over_are_no_room_for_it() -> None:
     leaving = [replace(node("n"), leaving=100)]
-    assert explain(snapshot(leaving, [job("a", limit_s=50)]), "a").text == SOON
-    reason = explain(snapshot(leaving, [job("a", limit_s=500)]), "a")
+    assert explain_wait(snapshot(leaving, [job("a", limit_s=50)]), "a").text == STARTS_NOW_TEXT
+    reason = explain_wait(snapshot(leaving, [job("a", limit_s=500)]), "a")
     assert (reason.code, reason.text) == ("place", "every node it could run on goes before it would be over")
 
 
@@ -196,22 +207,22 @@ def test_a_job_that_backs_off() -> None:
 
 def test_what_runs_and_what_is_unknown() -> None:
     facts = settled(snapshot(1, [job("a")]))
-    assert explain(facts, "a").text == "it runs"
+    assert explain_wait(facts, "a").text == "it runs"
     with pytest.raises(NotFound):
-        explain(facts, "nobody")
+        explain_wait(facts, "nobody")
 
 
 # C20: a set with a missing part waits for ever, silently.
 def test_what_can_never_run_is_refused_with_the_nearest_that_can() -> None:
     nodes, queues = [node("a"), node("b")], (Queue("root/a", limit={"gpu": 12_000}),)
 
-    def refused(one: Job) -> Reason:
-        reason = possible(nodes, queues, one)
+    def refused(one: Job) -> WaitReason:
+        reason = find_impossible_reason(nodes, queues, one)
         assert reason is not None
         assert reason.code == "impossible"
         return reason
 
-    assert possible(nodes, queues, job("fits", gpus=8)) is None
+    assert find_impossible_reason(nodes, queues, job("fits", gpus=8)) is None
     assert refused(job("wide", gpus=9)).change == (("gpus", "8"),)
     assert refused(job("many", gpus=4, count=4)).change == (("width", "3"),)
     assert refused(job("model", models=("A10",))).change == (("models", ""),)
@@ -227,13 +238,15 @@ def test_the_nearest_request_is_named_whatever_is_too_much() -> None:
     large = [node("n", 4), node("m", 4)]
 
     def nearest(nodes: list[Node], one: Job) -> str:
-        reason = possible(nodes, (Queue("root/a"),), one)
+        reason = find_impossible_reason(nodes, (Queue("root/a"),), one)
         assert reason is not None
-        assert possible(nodes, (Queue("root/a"),), altered(one, reason.change)) is None
+        assert find_impossible_reason(nodes, (Queue("root/a"),), alter_job(one, reason.change)) is None
         return reason.fix
 
-    tpu, tib = (Shape((Role("worker", Ask((("cpu", 1000), more))),)) for more in (("tpu", 4), ("memory", 10 << 20)))
-    gang = Shape((Role("chief", ask(0)), Role("worker", ask(gpus=8), 4)))
+    tpu, tib = (
+        JobShape((Role("worker", SlotRequest((("cpu", 1000), more))),)) for more in (("tpu", 4), ("memory", 10 << 20))
+    )
+    gang = JobShape((Role("chief", ask(0)), Role("worker", ask(gpus=8), 4)))
     for nodes, one, said in (
         (small, job("a", gpus=1), "no GPU a slot"),
         (small, job("a", gpus=0, cpu=64_000), "8 CPUs a slot"),
@@ -268,24 +281,24 @@ def test_a_change_that_is_told_does_start_the_job(jobs: list[tuple[str, int, int
 
 
 def test_what_could_run_is_worked_out_once_while_the_fleet_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    worked, usual = list[int](), module._alone
+    worked, usual = list[int](), module._build_empty_fleet
 
     def alone(nodes: Sequence[Node], queues: Sequence[Queue]) -> Any:
         worked.append(len(nodes))
         return usual(nodes, queues)
 
-    monkeypatch.setattr(module, "_alone", alone)
-    monkeypatch.setattr(module, "_PROVEN", [module._Proven(([], []), set())])
+    monkeypatch.setattr(module, "_build_empty_fleet", alone)
+    monkeypatch.setattr(module, "_PROVEN", [module._ProvenRequests(([], []), set())])
     queue = Queue("root/a", limit={"gpu": 12_000})
     for count in range(3):
         used = replace(queue, usage=count)
-        assert possible([node("a"), node("b")], (used,), job(f"j{count}", gpus=8)) is None
+        assert find_impossible_reason([node("a"), node("b")], (used,), job(f"j{count}", gpus=8)) is None
     assert worked == [2], "how much was used, and who asks, is nothing to it"
-    assert possible([node("a"), node("b")], (queue,), job("other", gpus=4)) is None
-    assert possible([node("a"), node("b")], (queue,), job("j3", gpus=8)) is None
+    assert find_impossible_reason([node("a"), node("b")], (queue,), job("other", gpus=4)) is None
+    assert find_impossible_reason([node("a"), node("b")], (queue,), job("j3", gpus=8)) is None
     assert worked == [2, 2]
     poor = replace(queue, limit={"gpu": 4_000})
-    assert possible([node("a"), node("b")], (poor,), job("j4", gpus=8)) is not None
-    assert possible([replace(node("a"), devices=())], (queue,), job("j5", gpus=8)) is not None
-    assert possible([node("a"), node("b")], (queue,), job("j6", gpus=8)) is None
+    assert find_impossible_reason([node("a"), node("b")], (poor,), job("j4", gpus=8)) is not None
+    assert find_impossible_reason([replace(node("a"), devices=())], (queue,), job("j5", gpus=8)) is not None
+    assert find_impossible_reason([node("a"), node("b")], (queue,), job("j6", gpus=8)) is None
     assert worked == [2, 2, 2, 1], "what cannot be is worked out every time, and takes nothing away"

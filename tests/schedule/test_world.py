@@ -8,22 +8,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from falaj.core.errors import Conflict, Corrupt, NotFound
-from falaj.core.execute import Device
-from falaj.schedule.model import CPU, GPU, MEMORY, WHOLE, Ask, Node, Role, Shape, Spot
-from falaj.schedule.place import place
-from falaj.schedule.world import World
+from falaj.core.errors import Conflict, CorruptData, NotFound
+from falaj.core.executor import Device
+from falaj.schedule.cluster_state import ClusterState
+from falaj.schedule.model import CPU, GPU, MEMORY, MILLI_PER_UNIT, JobShape, Node, Role, SlotPlacement, SlotRequest
+from falaj.schedule.placement import find_placement
 
 ASKS = (
-    Ask(((CPU, 2000), (MEMORY, 1000))),
-    Ask(((CPU, 4000),), gpus=1),
-    Ask(((CPU, 1000), (MEMORY, 4000)), gpus=2, models=("A",)),
-    Ask((), milli=300),
-    Ask(((CPU, 500),), milli=700, device_mib=60),
-    Ask(((CPU, 1000),), gpus=1, labels=(("disk", "fast"),), spot=True),
-    Ask(((CPU, 1000), ("tpu", 1)), zones=("z0",)),
+    SlotRequest(((CPU, 2000), (MEMORY, 1000))),
+    SlotRequest(((CPU, 4000),), gpus=1),
+    SlotRequest(((CPU, 1000), (MEMORY, 4000)), gpus=2, models=("A",)),
+    SlotRequest((), milli=300),
+    SlotRequest(((CPU, 500),), milli=700, device_mib=60),
+    SlotRequest(((CPU, 1000),), gpus=1, labels=(("disk", "fast"),), spot=True),
+    SlotRequest(((CPU, 1000), ("tpu", 1)), zones=("z0",)),
 )
-SHAPES = tuple(Shape((Role("worker", ask),)) for ask in ASKS)
+SHAPES = tuple(JobShape((Role("worker", ask),)) for ask in ASKS)
 
 
 def node(number: int, kind: int, *, is_open: bool = True) -> Node:
@@ -40,17 +40,17 @@ class Books(RuleBasedStateMachine):
 
     @initialize(kinds=st.lists(st.integers(0, 4), max_size=5))
     def start(self, kinds: list[int]) -> None:
-        self.world = World([node(number, kind) for number, kind in enumerate(kinds)])
+        self.world = ClusterState([node(number, kind) for number, kind in enumerate(kinds)])
         self.nodes = {one.name: one for one in self.world.nodes}
-        self.held: list[tuple[Spot, Shape]] = []
-        self.marks: list[tuple[int, dict[str, Node], list[tuple[Spot, Shape]]]] = []
+        self.held: list[tuple[SlotPlacement, JobShape]] = []
+        self.marks: list[tuple[int, dict[str, Node], list[tuple[SlotPlacement, JobShape]]]] = []
         self.next = len(kinds)
         for shape in SHAPES[:4]:
             self.world.mix(shape, 3)
 
     @rule(number=st.integers(0, len(SHAPES) - 1))
     def take(self, number: int) -> None:
-        spots = place(self.world, SHAPES[number], 1)
+        spots = find_placement(self.world, SHAPES[number], 1)
         assert (spots is None) == (not self.world.counts(self.world.ask(ASKS[number])).any())
         if spots:
             self.world.take(spots, SHAPES[number].roles)
@@ -111,13 +111,13 @@ class Books(RuleBasedStateMachine):
                 assert world.free[row, at] == self.nodes[one.name].amounts.get(name, 0) - used >= 0
             for place_, device in enumerate(one.devices):
                 used = sum(spot.milli for spot, _ in mine if device.index in spot.devices)
-                assert world.dev[row, place_] == WHOLE - used >= 0
+                assert world.dev[row, place_] == MILLI_PER_UNIT - used >= 0
             assert (world.dev[row, len(one.devices) :] == -1).all()
 
     @invariant()
     def as_fresh(self) -> None:
         """Every count is that of a world built anew, and asks order nodes as they would there."""
-        fresh = World(self.world.nodes)
+        fresh = ClusterState(self.world.nodes)
         for shape in SHAPES[:4]:
             fresh.mix(shape, 3)
         for spot, shape in self.held:
@@ -135,29 +135,33 @@ TestBooks = Books.TestCase
 
 
 def test_over_allocation_is_refused_and_changes_nothing() -> None:
-    world = World([node(0, 0)])
+    world = ClusterState([node(0, 0)])
     shape = SHAPES[1]
     before = world.free.copy(), world.dev.copy()
-    for spots in ([Spot("c/0", 0, (0,))] * 2, [Spot("c/0", 0, (9,))], [Spot("c/0", 0, (at,)) for at in range(4)]):
-        with pytest.raises(Corrupt):
+    for spots in (
+        [SlotPlacement("c/0", 0, (0,))] * 2,
+        [SlotPlacement("c/0", 0, (9,))],
+        [SlotPlacement("c/0", 0, (at,)) for at in range(4)],
+    ):
+        with pytest.raises(CorruptData):
             world.take(spots, shape.roles)
         assert (world.free == before[0]).all()
         assert (world.dev == before[1]).all()
-    with pytest.raises(Corrupt):
-        world.give([Spot("c/0", 0, (0,))], shape.roles)
+    with pytest.raises(CorruptData):
+        world.give([SlotPlacement("c/0", 0, (0,))], shape.roles)
     assert (world.dev == before[1]).all()
     with pytest.raises(NotFound):
-        world.take([Spot("c/9", 0, (0,))], shape.roles)
+        world.take([SlotPlacement("c/9", 0, (0,))], shape.roles)
     with pytest.raises(Conflict):
         world.put(node(0, 1))
     with pytest.raises(Conflict):
-        World([node(0, 1), node(0, 2)])
+        ClusterState([node(0, 1), node(0, 2)])
 
 
 def test_a_device_that_went_away_in_use_is_not_given_to_others() -> None:
-    world = World([node(0, 1)])
+    world = ClusterState([node(0, 1)])
     shape = SHAPES[1]
-    spots = [Spot("c/0", 0, (1,))]
+    spots = [SlotPlacement("c/0", 0, (1,))]
     world.take(spots, shape.roles)
     world.change(replace(node(0, 1), devices=(Device(0, "B", 100),)))
     assert world.counts(world.ask(ASKS[1])).tolist() == [1]
@@ -168,34 +172,34 @@ def test_a_device_that_went_away_in_use_is_not_given_to_others() -> None:
 
 
 def test_a_job_is_held_on_a_node_that_has_less_than_it_had() -> None:
-    world = World([replace(node(0, 1), amounts={CPU: 1000, MEMORY: 0})])
-    world.hold([Spot("c/0", 0, (0,)), Spot("gone", 0, (0,))], SHAPES[1].roles)
+    world = ClusterState([replace(node(0, 1), amounts={CPU: 1000, MEMORY: 0})])
+    world.hold([SlotPlacement("c/0", 0, (0,)), SlotPlacement("gone", 0, (0,))], SHAPES[1].roles)
     assert world.free[0].tolist() == [-3000, 0]
-    assert not world.counts(world.ask(ASKS[3])).any() or world.dev[0].tolist() == [0, WHOLE]
-    world.give([Spot("c/0", 0, (0,)), Spot("gone", 0, (0,))], SHAPES[1].roles)
+    assert not world.counts(world.ask(ASKS[3])).any() or world.dev[0].tolist() == [0, MILLI_PER_UNIT]
+    world.give([SlotPlacement("c/0", 0, (0,)), SlotPlacement("gone", 0, (0,))], SHAPES[1].roles)
     assert world.free[0].tolist() == [1000, 0]
 
 
 def test_quotas_count_models_where_they_are_known() -> None:
-    world = World([node(0, 0), node(1, 1)])
+    world = ClusterState([node(0, 0), node(1, 1)])
     assert world.pools() == {CPU: 20000, MEMORY: 16000, GPU: 6000, "gpu:A": 4000, "gpu:B": 2000}
-    either, only_a = Shape((Role("w", ASKS[1], 2),)), Shape((Role("w", ASKS[2], 2), Role("ps", ASKS[0])))
+    either, only_a = JobShape((Role("w", ASKS[1], 2),)), JobShape((Role("w", ASKS[2], 2), Role("ps", ASKS[0])))
     names = list(world.quotas)
 
-    def quota(shape: Shape, spots: list[Spot] | None, width: int) -> dict[str, int]:
+    def quota(shape: JobShape, spots: list[SlotPlacement] | None, width: int) -> dict[str, int]:
         return {
             name: int(amount) for name, amount in zip(names, world.quota(shape, spots, width), strict=True) if amount
         }
 
     assert quota(either, None, 3) == {CPU: 12000, GPU: 3000}
-    assert quota(either, [Spot("c/1", 0, (0,)), Spot("c/0", 0, (2,))], 2) == {
+    assert quota(either, [SlotPlacement("c/1", 0, (0,)), SlotPlacement("c/0", 0, (2,))], 2) == {
         CPU: 8000, GPU: 2000, "gpu:A": 1000, "gpu:B": 1000
     }  # fmt: skip
     assert quota(only_a, None, 1) == {CPU: 3000, MEMORY: 5000, GPU: 2000, "gpu:A": 2000}
 
 
 def test_a_world_with_nothing_in_it_answers() -> None:
-    world = World([])
-    assert place(world, SHAPES[0], 1) is None
-    assert place(world, SHAPES[0], 3) is None
+    world = ClusterState([])
+    assert find_placement(world, SHAPES[0], 1) is None
+    assert find_placement(world, SHAPES[0], 3) is None
     assert world.pools() == {CPU: 0, MEMORY: 0, GPU: 0}

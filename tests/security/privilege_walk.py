@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from falaj.core.byte_stream import ByteStream
 from falaj.core.errors import FalajError
 from falaj.core.label import Label
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
-from falaj.core.stream import Stream
-from falaj.core.verb import verbs_of
-from falaj.desks import DESKS, desk_class
-from falaj.platform import House, Platform, load_settings
+from falaj.server import LocalClient, Server, load_settings
+from falaj.services import SERVICES, load_service_class
 from falaj.store.codec import from_plain, to_json
 from falaj.track.records import Metric
 from tests.people import enroll, enroll_tenant
@@ -144,9 +144,9 @@ class Planted:
     identifiers: list[str]
     settings: dict[str, str] = dataclasses.field(default_factory=lambda: {"zone": "ae-dubai"})
 
-    def open(self, home: Path) -> House:
+    def open(self, home: Path) -> Server:
         """The installation at `home`: this one, or a copy of its folder."""
-        return House(load_settings(str(home), self.settings))
+        return Server(load_settings(str(home), self.settings))
 
     def copy_to(self, folder: Path) -> Path:
         """A copy of the installation's folder, which is closed and therefore consistent."""
@@ -160,7 +160,7 @@ def plant(home: Path, work: Path, **settings: str) -> Planted:
     planted.settings.update(settings)
     house = planted.open(home)
     try:
-        root = Platform(house, house.authenticate(house.bootstrap()))
+        root = LocalClient(house, house.authenticate(house.bootstrap()))
         root.zones.add("eu-west", "IE-D", "IE", regimes=("EU-GDPR",), max_class=2, store=f"dir:{work}/eu-west")
         for tenant in TENANTS:
             planted.tokens[tenant, "admin"] = enroll_tenant(root, tenant, "admin")
@@ -171,8 +171,8 @@ def plant(home: Path, work: Path, **settings: str) -> Planted:
     return planted
 
 
-def _add_people(house: House, tenant: str, planted: Planted) -> None:
-    admin = Platform(house, house.authenticate(planted.tokens[tenant, "admin"]))
+def _add_people(house: Server, tenant: str, planted: Planted) -> None:
+    admin = LocalClient(house, house.authenticate(planted.tokens[tenant, "admin"]))
     for name, role in ROLE_OF.items():
         if name != "admin":
             place = "US" if name == "abroad" else "AE"
@@ -180,10 +180,10 @@ def _add_people(house: House, tenant: str, planted: Planted) -> None:
             planted.tokens[tenant, name] = enroll(admin, name, (role,), jurisdiction=place, projects=projects)
 
 
-def _plant_tenant(house: House, tenant: str, planted: Planted, work: Path) -> None:
+def _plant_tenant(house: Server, tenant: str, planted: Planted, work: Path) -> None:
     text_of = {canary.kind: canary.text for canary in CANARIES if canary.tenant == tenant}
     people = {
-        name: Platform(house, house.authenticate(planted.tokens[tenant, name]), "fraud")
+        name: LocalClient(house, house.authenticate(planted.tokens[tenant, name]), "fraud")
         for name in ("scientist", "engineer", "security", "dpo")
     }
     scientist = people["scientist"]
@@ -233,7 +233,7 @@ class Walk:
         service, _, name = action.partition(".")
         arguments = {
             param.name: self._draw(rng, param.name, param.type)
-            for param in verbs_of(desk_class(service))[name].params
+            for param in list_operations(load_service_class(service))[name].params
             if param.required or rng.random() < 0.4
         }
         received, succeeded = self._call(principal, service, name, arguments)
@@ -252,8 +252,8 @@ class Walk:
         """Everything the principal receives, as text, and whether the operation succeeded."""
         try:
             actor = self._house.authenticate(self._tokens[principal.tenant, principal.name])
-            platform = Platform(self._house, actor, principal.purpose)
-            types_of = {param.name: param.type for param in verbs_of(desk_class(service))[name].params}
+            platform = LocalClient(self._house, actor, principal.purpose)
+            types_of = {param.name: param.type for param in list_operations(load_service_class(service))[name].params}
             typed = {
                 key: value if isinstance(value, bytes) else from_plain(types_of[key], value)
                 for key, value in arguments.items()
@@ -264,7 +264,7 @@ class Walk:
         except FalajError as error:
             return f"{error.message} {error.hint} {error.ref}", False
 
-    def _follow_tickets(self, platform: Platform, received: str) -> str:
+    def _follow_tickets(self, platform: LocalClient, received: str) -> str:
         """The bytes that tickets in an answer open."""
         content = []
         for ticket in _find_tickets(received):
@@ -293,7 +293,7 @@ class Walk:
             return self._draw_reference(rng)
         if kind is Label:
             return rng.choice(LABELS)
-        if kind is Stream:
+        if kind is ByteStream:
             return b"some bytes"
         if kind in PLAIN_VALUES:
             return rng.choice(PLAIN_VALUES[kind])
@@ -318,8 +318,8 @@ class Walk:
 
 ACTIONS = tuple(
     action
-    for service in DESKS
-    for action in (f"{service}.{name}" for name in verbs_of(desk_class(service)))
+    for service in SERVICES
+    for action in (f"{service}.{name}" for name in list_operations(load_service_class(service)))
     if action not in EXCLUDED
 )
 NAMES = (*ROLE_OF, *TENANTS, "house", "fraud", "other", "*", "ae-dubai", "eu-west", "v1", "")
@@ -358,7 +358,7 @@ PLAIN_VALUES: Mapping[Any, tuple[Any, ...]] = {
 
 
 def _read_result(result: Any) -> str:
-    if isinstance(result, Stream):
+    if isinstance(result, ByteStream):
         return result.read().decode(errors="replace")
     if isinstance(result, Iterator):
         return "".join(_read_result(item) for item in result)

@@ -7,7 +7,7 @@ import httpx, numpy, torch, yaml
 import requests  # finds: egress-has-one-door
 from starlette.applications import Starlette
 from falaj.console.markup import Html
-from falaj.platform import Platform
+from falaj.server import LocalClient
 
 
 def shells(word, context, db, app, name):
@@ -75,8 +75,8 @@ def processes(word, attempt, house, actor, self):
     if attempt.kind == "replica":
         return attempt.tenant
 
-    Platform(house, actor, word, "replica")  # finds: only-services-choose-the-kind-of-an-attempt
+    LocalClient(house, actor, word, "replica")  # finds: only-services-choose-the-kind-of-an-attempt
     house.context(actor, attempt_kind="replica")  # finds: only-services-choose-the-kind-of-an-attempt
     self.act(actor, word, "replica")  # finds: only-services-choose-the-kind-of-an-attempt
     self.act(actor, word)
-    return Platform(house, actor, word)
+    return LocalClient(house, actor, word)

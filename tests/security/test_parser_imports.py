@@ -19,29 +19,29 @@ READERS = frozenset({
 ATTEMPTS = ("demo", "feed", "gauge", "infer", "optimize", "simulator", "state", "train")
 """Packages whose code runs inside an attempt's sandbox, or on nothing but files of ours."""
 HELPERS = frozenset({
-    "content.duck", "content.archives", "catalog.mlmodel", "drift.table", "features.isolated_query",
-    "privacy.search.file_formats",
+    "content.duck_engine", "content.archives", "catalog.mlflow_model", "drift.table_comparison",
+    "features.isolated_query", "privacy.search.file_formats",
 })  # fmt: skip
 """Run in isolated helper processes by the server, the dispatcher and the agent."""
 ELSEWHERE = {
     "content.isolated_stream": "reads the Arrow stream of a helper, and validates each batch",
-    "api.messages": "protobuf of the feature API: bounded bodies, after the token; no native reader of files",
-    "backends.kubernetes_reach": "the kubeconfig of the person who runs the platform",
+    "api.grpc_messages": "protobuf of the feature API: bounded bodies, after the token; no native reader of files",
+    "backends.kubernetes_connection": "the kubeconfig of the person who runs the platform",
     "backends.ray": "writes an archive of ours",
-    "worker.bundle": "writes an archive of ours",
+    "worker.launcher_archive": "writes an archive of ours",
     "serve.edge_files": "writes an archive of ours",
-    "serve.bundle": "writes an archive, on the caller's machine",
+    "serve.bundle_commands": "writes an archive, on the caller's machine",
     "audit.falaj_verify": "the standalone verifier, on the machine of whoever checks an evidence pack",
     "jobs.spec": "the caller's own job file, on the caller's machine",
-    "track.sources": "the caller's own folder of runs, on the caller's machine",
-    "exchange.intake": "projects that the caller imports, on the caller's machine: the Python loader, without merges",
+    "track.recorded_runs": "the caller's own folder of runs, on the caller's machine",
+    "exchange.untrusted_input": "projects that the caller imports, on the caller's machine: Python's loader, no merges",
     "exchange.oci": "layers that the caller pulls, on the caller's machine: bounded, plain files only",
     "exchange.lake": "tables that the caller imports, on the caller's machine",
-    "asof.foreign": "point-in-time joins on the caller's machine or in a job; SQL without external access",
-    "asof.share": "point-in-time joins on the caller's machine or in a job",
-    "asof.spill": "reads what it wrote itself",
-    "features.sources": "rows that the caller ingests, on the caller's machine or in a job",
-    "features.rewriting": "erasure of a person's rows, on the machine of the data protection officer",
+    "asof.external_rows": "point-in-time joins on the caller's machine or in a job; SQL without external access",
+    "asof.distributed_sets": "point-in-time joins on the caller's machine or in a job",
+    "asof.row_spill": "reads what it wrote itself",
+    "features.source_reading": "rows that the caller ingests, on the caller's machine or in a job",
+    "features.row_removal": "erasure of a person's rows, on the machine of the data protection officer",
     "privacy.row_removal": "erasure of rows that the search found, on the machine of who carries the erasure out",
 }
 
@@ -94,11 +94,17 @@ def test_no_named_module_has_stopped_parsing() -> None:
     assert (HELPERS | ELSEWHERE.keys()) - find_parser_imports().keys() == set()
 
 
+MODEL_READERS = frozenset({"inspect_model", "read_mlmodel"})
+
+
 def test_model_files_are_inspected_through_the_helper() -> None:
-    """`inspect` and `read_mlmodel` run in the caller's process; only the helper and a job's own program call them."""
+    """Both run in the caller's process; only the helper and a job's own program call them."""
     callers = set()
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & {"inspect", "read_mlmodel"}:
+            if isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & {
+                "inspect_model",
+                "read_mlmodel",
+            }:
                 callers.add(".".join(file.relative_to(PACKAGE).with_suffix("").parts))
-    assert callers == {"catalog.model_parser", "study.optimizing"}
+    assert callers == {"catalog.model_parser", "study.optimize_command"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import falaj
 from falaj.core.ref import Ref
-from falaj.platform import Platform
 from falaj.serve.records import EndpointView
+from falaj.server import LocalClient
 from tests.infer import models
 from tests.jobs.lab import until
 from tests.people import enroll, with_approval
@@ -18,7 +18,7 @@ STAND_IN = ("python", str(Path(__file__).parent / "stand_in.py"))
 
 def forget(here: Any, endpoint: Any, keys: tuple[str, ...], **more: Any) -> Any:
     """Forget callers of an endpoint of an embedded platform: a steward does it, and the folder's owner approves."""
-    steward = Platform(here.house, here.house.authenticate(enroll(here, "salem", ("data-steward",))))
+    steward = LocalClient(here.house, here.house.authenticate(enroll(here, "salem", ("data-steward",))))
     return with_approval(lambda: steward.serve.forget(endpoint, keys, **more), steward, here)
 
 

@@ -21,5 +21,7 @@ with socket.socket(fileno=int(listener)) if listener else socket.create_server((
     host, port = server.getsockname()
     host = os.environ.get("FALAJ_LISTEN_HOST") or host
     one = told["models"][0]
-    worker.attempt()._tell("serving", host=host, port=port, model=one["name"], version=one["version"], pid=os.getpid())
+    worker.attempt()._write_fact(
+        "serving", host=host, port=port, model=one["name"], version=one["version"], pid=os.getpid()
+    )
     ended.wait(120)  # a test that is killed leaves nothing behind for long

@@ -8,38 +8,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.ref import Ref
-from falaj.serve.arms import SLOTS, arms_of, shadowed
-from falaj.serve.records import Route, Rules
+from falaj.serve.records import EndpointRoute, EndpointRules
+from falaj.serve.traffic_split import SLOT_COUNT, get_traffic_split, pick_shadow_revision
 
 KEYS = [f"customer-{number}".encode() for number in range(20_000)]
 
 
-def route(shares: dict[str, tuple[int, float]], name: str = "fraud.score") -> Route:
+def route(shares: dict[str, tuple[int, float]], name: str = "fraud.score") -> EndpointRoute:
     """A route with these arms."""
-    return Route(
-        "bank", Ref.parse("endpoint:fraud/score"), name, "ae-dubai", "", shares, None, frozenset(), (), "", Rules()
+    return EndpointRoute(
+        "bank",
+        Ref.parse("endpoint:fraud/score"),
+        name,
+        "ae-dubai",
+        "",
+        shares,
+        None,
+        frozenset(),
+        (),
+        "",
+        EndpointRules(),
     )
 
 
-def split(canary: float) -> Route:
+def split(canary: float) -> EndpointRoute:
     """A canary with this share."""
     return route({"base": (1, 1 - canary), "canary": (2, canary)})
 
 
-def arm_of(route: Route, key: bytes) -> str:
-    return arms_of(route).pick(key)[0]
+def arm_of(route: EndpointRoute, key: bytes) -> str:
+    return get_traffic_split(route).pick(key)[0]
 
 
 @given(st.floats(0.0001, 0.9999))
 @settings(deadline=None, max_examples=50)
 def test_an_arm_has_its_share(share: float) -> None:
-    arms = arms_of(split(share))
-    assert arms._slots.count(arms.names.index("canary")) / SLOTS == pytest.approx(share, abs=1.5 / SLOTS)
-    assert len(arms._slots) == SLOTS
+    arms = get_traffic_split(split(share))
+    assert arms._slots.count(arms.names.index("canary")) / SLOT_COUNT == pytest.approx(share, abs=1.5 / SLOT_COUNT)
+    assert len(arms._slots) == SLOT_COUNT
 
 
 def test_keys_and_chance_fall_as_the_shares_say() -> None:
-    arms = arms_of(split(0.1))
+    arms = get_traffic_split(split(0.1))
     for found in ([arms.pick(key)[0] for key in KEYS], [arms.pick(None)[0] for _ in KEYS]):
         assert found.count("canary") / len(KEYS) == pytest.approx(0.1, abs=0.015)
 
@@ -56,7 +66,7 @@ def test_a_canary_that_grows_gives_no_key_back(one: float, other: float) -> None
 @given(st.lists(st.floats(0.02, 0.2), min_size=3, max_size=3), st.floats(0.0, 0.2))
 @settings(deadline=None, max_examples=30)
 def test_of_many_arms_few_keys_move_that_need_not(shares: list[float], more: float) -> None:
-    def of(first: float) -> Route:
+    def of(first: float) -> EndpointRoute:
         given_ = {"a": first, "b": shares[1], "c": shares[2]}
         return route(
             {"base": (1, 1 - sum(given_.values())), **{k: (i + 2, v) for i, (k, v) in enumerate(given_.items())}}
@@ -81,10 +91,10 @@ def test_an_arm_without_share_is_never_asked_and_the_only_one_always() -> None:
 
 
 def test_the_same_shares_give_the_same_object() -> None:
-    assert arms_of(split(0.1)) is arms_of(split(0.1))
+    assert get_traffic_split(split(0.1)) is get_traffic_split(split(0.1))
 
 
 def test_copies_for_a_shadow() -> None:
-    assert shadowed(split(0.1)) == 0
-    assert shadowed(replace(split(0.0), shadow=(7, 1.0))) == 7
-    assert shadowed(replace(split(0.0), shadow=(7, 0.0))) == 0
+    assert pick_shadow_revision(split(0.1)) == 0
+    assert pick_shadow_revision(replace(split(0.0), shadow=(7, 1.0))) == 7
+    assert pick_shadow_revision(replace(split(0.0), shadow=(7, 0.0))) == 0

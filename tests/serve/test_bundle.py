@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
-from falaj.drift.profile import digest, profile_of, to_json
-from falaj.drift.records import FILE
-from falaj.drift.tally import Tally
+from falaj.core.errors import Conflict, CorruptData, Denied, Invalid, NotFound
+from falaj.drift.profiles import build_profile, encode_profile, hash_profile
+from falaj.drift.records import PROFILE_FILE
+from falaj.drift.tally import DataTally
 from falaj.infer import edge
 from falaj.serve import edge_files
 from tests.infer import models
@@ -30,7 +30,7 @@ from tests.town import LABEL, Town, refusal
 
 SCORE = "endpoint:fraud/score"
 X = np.random.default_rng(0).random((200, 32)).astype(np.float32)
-PROFILE = profile_of(
+PROFILE = build_profile(
     {f"x[{at}]": X[:, at] for at in range(32)},
     predictions={"y": models.mlp_of(X)[:, 0]},
     tensors={"x": tuple(f"x[{at}]" for at in range(32)), "y": ("y",)},
@@ -42,7 +42,7 @@ ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 32], "data": [0
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     made = Laptop(tmp_path_factory.mktemp("laptop"))
     folder = models.mlp(made.home / "watched")
-    (folder / FILE).write_bytes(to_json(PROFILE))
+    (folder / PROFILE_FILE).write_bytes(encode_profile(PROFILE))
     made.here.serve.deploy(SCORE, made.here.catalog.publish("model:fraud/scorer", str(folder)).ref, sample=1.0, **SMALL)
     yield made
     made.here.close()
@@ -71,7 +71,7 @@ def test_a_bundle_holds_what_the_manifest_says_and_no_secret(made: Any) -> None:
         manifest = json.loads(tar.extractfile("manifest.json").read())  # type: ignore[union-attr]
     assert names[:2] == ["manifest.json", "signature.json"]
     assert names[2:] == sorted(manifest["files"])
-    assert {"model/model.onnx", "README.md", "requirements.txt", edge_files.SERVER} <= set(names)
+    assert {"model/model.onnx", "README.md", "requirements.txt", edge_files.SERVER_FILE} <= set(names)
     assert (manifest["name"], manifest["revision"], str(made.model)) == ("fraud.score", 1, manifest["model"])
     assert made.keys[0].encode() not in Path(made.path).read_bytes()
     assert "onnxruntime==" in next(iter(_texts(made.path, "requirements.txt")))
@@ -89,10 +89,10 @@ def test_the_same_revision_gives_the_same_files(laptop: Laptop, made: Any, tmp_p
 
 
 def test_a_bundle_is_proved_offline(made: Any, tmp_path: Path) -> None:
-    bundle = edge.opened(Path(made.path), tmp_path, made.signed_by)
+    bundle = edge.open_bundle(Path(made.path), tmp_path, made.signed_by)
     assert bundle.fingerprint == made.signed_by
     assert (Path(bundle.model) / "model.onnx").is_file()
-    assert edge.opened(Path(made.path), None).model == ""
+    assert edge.open_bundle(Path(made.path), None).model == ""
     assert (tmp_path / "trusted").read_text() == made.signed_by
 
 
@@ -108,7 +108,7 @@ def other_manifest(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
 
 
 def without_server(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    members[:] = [one for one in members if one[0].name != edge_files.SERVER]
+    members[:] = [one for one in members if one[0].name != edge_files.SERVER_FILE]
 
 
 def stranger(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
@@ -137,10 +137,10 @@ def garbled(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
 @pytest.mark.parametrize("change", [flip, other_manifest, without_server, stranger, twice, link, unsigned, garbled])
 def test_whatever_differs_is_refused(made: Any, tmp_path: Path, change: Any) -> None:
     bad = rewritten(made.path, tmp_path / "bad.tar", change)
-    assert isinstance(refusal(lambda: edge.opened(bad, None)), Corrupt)
+    assert isinstance(refusal(lambda: edge.open_bundle(bad, None)), CorruptData)
     folder = tmp_path / "edge"
     folder.mkdir()
-    assert isinstance(refusal(lambda: edge.opened(bad, folder)), Corrupt)
+    assert isinstance(refusal(lambda: edge.open_bundle(bad, folder)), CorruptData)
     assert not (tmp_path / "evil").exists()
 
 
@@ -148,13 +148,13 @@ def test_no_archive_and_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\0" * 10_240)
     (tmp_path / "y").write_bytes(b"hello")
     for name in ("x", "y"):
-        assert isinstance(refusal(lambda name=name: edge.opened(tmp_path / name, None)), Corrupt)
+        assert isinstance(refusal(lambda name=name: edge.open_bundle(tmp_path / name, None)), CorruptData)
 
 
 def test_a_folder_stays_with_the_key_it_began_with(made: Any, tmp_path: Path) -> None:
     (tmp_path / "trusted").write_text("0" * 64)
-    told = refusal(lambda: edge.opened(Path(made.path), tmp_path))
-    assert isinstance(told, Corrupt)
+    told = refusal(lambda: edge.open_bundle(Path(made.path), tmp_path))
+    assert isinstance(told, CorruptData)
     assert made.signed_by in str(told)
 
 
@@ -190,8 +190,10 @@ def test_a_bundle_serves_alone_and_tells_later(laptop: Laptop, made: Any, tmp_pa
     counted = laptop.here.house.desks["serve"].counts.since("house", laptop.show().ref, 0)["edge"]
     assert (counted.requests, counted.errors, counted.revision) == (5, 0, 1)
     sketched = laptop.here.house.desks["serve"].sketches.read("house", laptop.show().ref)
-    assert [Tally.from_bytes(one.data, PROFILE).rows for one in sketched] == [5]  # Once, though it was synced twice.
-    assert (sketched[0].revision, sketched[0].profile) == (1, digest(PROFILE))
+    assert [DataTally.from_bytes(one.data, PROFILE).rows for one in sketched] == [
+        5
+    ]  # Once, though it was synced twice.
+    assert (sketched[0].revision, sketched[0].profile) == (1, hash_profile(PROFILE))
     done = laptop.here.serve.collect(SCORE, "dataset:fraud/score-log")
     assert laptop.here.catalog.show(done.ref).table.rows == 5
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from falaj.core.context import Context
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound
+from falaj.core.context import CallContext
+from falaj.core.errors import Conflict, CorruptData, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.serve import fitness, replicas
-from falaj.serve.loop import ServeLoop
-from falaj.store.loop import Turn
+from falaj.serve import replica_jobs, serving_checks
+from falaj.serve.serve_loop import ServeLoop
+from falaj.store.reconcile_loop import LoopIteration
 from tests.infer import models
 from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
 from tests.town import LABEL, Town, refusal
@@ -45,14 +45,14 @@ def published(town: Town, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 def checked(town: Town, model: Ref, stage: str, root: str = "") -> Any:
     """What the loop asks before every start."""
-    ctx = Context(town.house.system().actor, "ae-dubai", tenant="bank")
+    ctx = CallContext(town.house.system().actor, "ae-dubai", tenant="bank")
     with town.house.ledger.read(ctx) as tx:
-        return fitness.check(tx, ctx, model, stage, root)
+        return serving_checks.check_servable(tx, ctx, model, stage, root)
 
 
 def changed(town: Town, model: Ref, **more: Any) -> None:
     """A hand in the ledger that should not be there."""
-    ctx = Context(town.house.system().actor, "ae-dubai", tenant="bank")
+    ctx = CallContext(town.house.system().actor, "ae-dubai", tenant="bank")
     with town.house.ledger.write(ctx) as tx:
         old = tx.need(model)
         kept = tx.put(old.key, {**old.body, **more}, rev=old.rev)
@@ -88,7 +88,7 @@ def test_an_endpoint_of_the_same_name_has_another_key(town: Town, published: Cal
         mona.serve.deploy("endpoint:fraud/again", model, **SMALL)
         found.append(house.desks["serve"].routes(house.system())["bank", "fraud.again"].key)
         salem.serve.remove("endpoint:fraud/again")
-        ServeLoop(house.ledger, house.desks["serve"]).step(Turn(house.system(), 1, lambda: True))
+        ServeLoop(house.ledger, house.desks["serve"]).step(LoopIteration(house.system(), 1, lambda: True))
     assert found[0] != found[1]
     assert isinstance(refusal(lambda: mona.serve.show("endpoint:fraud/again")), NotFound)
 
@@ -103,14 +103,14 @@ def test_entering_is_recorded_once_a_minute(town: Town, published: Callable[...,
 def test_what_is_not_signed_or_not_as_it_was_signed_is_refused(town: Town, published: Callable[..., Ref]) -> None:
     mona, model = town.as_("mona"), published("forged")
     mona.serve.deploy("endpoint:fraud/forged", model, **SMALL)
-    for more, wanted in (({"files": {"model.onnx": "0" * 64}}, Corrupt), ({"signature": ""}, Denied)):
+    for more, wanted in (({"files": {"model.onnx": "0" * 64}}, CorruptData), ({"signature": ""}, Denied)):
         before = checked(town, model, "").body
         changed(town, model, **more)
         assert isinstance(refusal(lambda: checked(town, model, "")), wanted)
         assert isinstance(refusal(lambda: mona.serve.deploy("endpoint:fraud/other", model)), wanted)
         changed(town, model, **{name: before[name] for name in more})
     assert checked(town, model, "").ref == model
-    assert isinstance(refusal(lambda: checked(town, model, "", "another root")), Corrupt)
+    assert isinstance(refusal(lambda: checked(town, model, "", "another root")), CorruptData)
 
 
 def test_a_model_that_runs_code_is_refused(town: Town, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_rules_and_scale_change_and_what_is_not_said_stays(town: Town, published
 def test_replicas_of_a_labelled_model_run_for_whoever_deployed_it_and_no_longer(
     town: Town, published: Callable[..., Ref], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    monkeypatch.setattr(replica_jobs, "REPLICA_COMMAND", STAND_IN)
     mona, endpoint = town.as_("mona"), "endpoint:fraud/labelled"
     for view in mona.serve.list().endpoints:
         mona.serve.stop(view.ref)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from falaj.core.errors import Conflict, Denied
 from falaj.core.ref import Ref
-from falaj.serve.trials import DAY_S
+from falaj.serve.rollout_state import DAY_S
 from tests.infer import models
 from tests.people import with_approval
 from tests.privacy.erasures import approve

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Invalid, NotFound
-from falaj.serve.counts import bucket
-from falaj.serve.loads import spreads
+from falaj.serve.request_counts import latency_bucket
+from falaj.serve.traffic_operations import compute_histograms
 from tests.infer import models
 from tests.serve.ground import NOON, REF, counted
 from tests.serve.laptop import SMALL
@@ -20,7 +20,7 @@ def test_the_load_and_the_traffic_of_an_endpoint(town: Town, tmp_path: Path) -> 
     model = town.as_("amal").catalog.publish("model:fraud/loads", str(models.mlp(tmp_path / "model"))).ref
     mona.serve.deploy(REF, model, **SMALL)
     counts, now = town.house.desks["serve"].counts, town.house.system().now()
-    slow = {bucket(100): 5, bucket(9000): 5}
+    slow = {latency_bucket(100): 5, latency_bucket(9000): 5}
     rows = [counted(now - 3600 + 60 * minute, errors=1, latency_us=slow) for minute in range(1, 60)]
     counts.append([*rows, counted(now - 30, "canary", 2, requests=2)])
     (load,) = mona.serve.loads(project="fraud")
@@ -40,17 +40,17 @@ def test_the_load_and_the_traffic_of_an_endpoint(town: Town, tmp_path: Path) -> 
 
 
 def test_times_of_arms_lie_over_the_same_edges() -> None:
-    rows = [counted(NOON, latency_us={bucket(us): 1 for us in (100, 5000)}), counted(NOON, "canary", 2, 1)]
-    base, canary = spreads(rows)
+    rows = [counted(NOON, latency_us={latency_bucket(us): 1 for us in (100, 5000)}), counted(NOON, "canary", 2, 1)]
+    base, canary = compute_histograms(rows)
     assert base.edges_ms == canary.edges_ms
     assert len(base.edges_ms) == len(base.counts) + 1
     assert (sum(base.counts), sum(canary.counts)) == (2, 1)
     assert base.edges_ms[0] <= 0.1 < 5 < base.edges_ms[-1]
     assert base.edges_ms == tuple(sorted(set(base.edges_ms)))
-    assert spreads([]) == ()
+    assert compute_histograms([]) == ()
 
 
 @pytest.mark.parametrize("us", [0, 3, 9, 100, 10**6])
 def test_a_time_lies_between_two_edges(us: int) -> None:
-    (one,) = spreads([counted(NOON, latency_us={bucket(us): 1})])
+    (one,) = compute_histograms([counted(NOON, latency_us={latency_bucket(us): 1})])
     assert one.edges_ms[0] <= us / 1000 < one.edges_ms[-1]

@@ -12,22 +12,22 @@ import pytest
 import falaj
 from falaj.core.errors import Denied
 from falaj.core.ref import Ref
-from falaj.serve import replicas
-from falaj.serve.counts import Counted, bucket
+from falaj.serve import replica_jobs
 from falaj.serve.records import EndpointView
-from falaj.serve.routes import wake
+from falaj.serve.request_counts import CountRow, latency_bucket
+from falaj.serve.routes import wake_endpoint
 from tests.infer import models
 from tests.jobs.lab import Lab, until
 from tests.serve.laptop import SMALL, STAND_IN, Laptop, ready
 
 SCORE = "endpoint:fraud/score"
-REAL = replicas.COMMAND
+REAL = replica_jobs.REPLICA_COMMAND
 
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     patch = pytest.MonkeyPatch()
-    patch.setattr(replicas, "COMMAND", STAND_IN)
+    patch.setattr(replica_jobs, "REPLICA_COMMAND", STAND_IN)
     made = Laptop(tmp_path_factory.mktemp("laptop"))
     with made.here.working():
         yield made
@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_loaded_gets_no_traffic_and_says_why(laptop: Lapt
 @pytest.mark.slow
 def test_a_torch_program_comes_up_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(replicas, "COMMAND", REAL)
+    monkeypatch.setattr(replica_jobs, "REPLICA_COMMAND", REAL)
     (tmp_path / "model").mkdir()
     program = torch.export.export(torch.nn.Linear(8, 2), (torch.zeros(2, 8),))
     torch.export.save(program, tmp_path / "model" / "model.pt2")
@@ -124,7 +124,7 @@ def test_a_torch_program_comes_up_in_a_process_of_its_own(tmp_path: Path, monkey
         server = alone.pid(ready(alone.until(ready))[0])
         children = Path(f"/proc/{server}/task").glob("*/children")
         words = [Path(f"/proc/{pid}/cmdline").read_bytes() for one in children for pid in one.read_text().split()]
-        assert any(b"falaj.infer.runtimes.caged" in one for one in words)
+        assert any(b"falaj.infer.runtimes.isolated_main" in one for one in words)
         alone.close()
     alone.here.close()
 
@@ -136,9 +136,9 @@ def test_asleep_while_nobody_asks_and_awake_when_somebody_does(laptop: Laptop) -
     assert said(laptop, "serve.serving", "sleepy")  # it showed first that it works
     until(lambda: route_of(laptop, "sleepy"), lambda one: one.asleep and not one.places)
     laptop.here.serve.scale(endpoint, idle_s=60)
-    assert wake(house.ledger, house.system(), "house", Ref.parse(endpoint))
+    assert wake_endpoint(house.ledger, house.system(), "house", Ref.parse(endpoint))
     laptop.until(ready, endpoint)
-    assert not wake(house.ledger, house.system(), "house", Ref.parse(endpoint))
+    assert not wake_endpoint(house.ledger, house.system(), "house", Ref.parse(endpoint))
     assert len(until(lambda: route_of(laptop, "sleepy"), lambda one: not one.asleep).places) == 1
 
 
@@ -177,7 +177,9 @@ def test_more_answer_when_more_ask(laptop: Laptop) -> None:
     laptop.until(ready, endpoint)
 
     def busy() -> EndpointView:
-        row = Counted("house", endpoint, "base", 1, time.time(), 50, 0, {bucket(900): 50}, 4, 1, "gateway-1", "home")
+        row = CountRow(
+            "house", endpoint, "base", 1, time.time(), 50, 0, {latency_bucket(900): 50}, 4, 1, "gateway-1", "home"
+        )
         house.desks["serve"].counts.append([row])
         return laptop.show(endpoint)
 
@@ -186,7 +188,7 @@ def test_more_answer_when_more_ask(laptop: Laptop) -> None:
 
 @pytest.mark.slow
 def test_a_replica_that_loses_its_place_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    monkeypatch.setattr(replica_jobs, "REPLICA_COMMAND", STAND_IN)
     laptop = Laptop(tmp_path)
     lab = Lab(tmp_path, laptop.here)
     lab.one_node()
@@ -206,7 +208,7 @@ def test_a_replica_that_loses_its_place_is_replaced(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_replicas_outlive_the_platform_and_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    monkeypatch.setattr(replica_jobs, "REPLICA_COMMAND", STAND_IN)
     before = Laptop(tmp_path)
     with before.here.working():
         before.here.serve.deploy(SCORE, before.model(), **SMALL)
@@ -224,14 +226,14 @@ def test_replicas_outlive_the_platform_and_are_found_again(tmp_path: Path, monke
 
 @pytest.mark.slow
 def test_the_same_on_postgres(tmp_path: Path, new_postgres: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "COMMAND", STAND_IN)
+    monkeypatch.setattr(replica_jobs, "REPLICA_COMMAND", STAND_IN)
     laptop = Laptop(tmp_path, falaj.connect(str(tmp_path / "house"), store=new_postgres()))
     house = laptop.here.house
     with laptop.here.working():
         laptop.here.serve.deploy(SCORE, laptop.model(), least=0, idle_s=0.2, **SMALL)
         laptop.until(lambda one: one.state == "asleep")
         laptop.here.serve.scale(SCORE, idle_s=60)
-        assert wake(house.ledger, house.system(), "house", Ref.parse(SCORE))
+        assert wake_endpoint(house.ledger, house.system(), "house", Ref.parse(SCORE))
         (name,) = ready(laptop.until(ready))
         until(lambda: route_of(laptop, "score"), lambda one: [each.name for each in one.places] == [name])
         laptop.close()

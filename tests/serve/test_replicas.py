@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from falaj.core.outbox import read_outbox
-from falaj.oip.calls import Call, Reply
-from falaj.oip.hop_client import HopClient
-from falaj.serve.hopcert import new_cert
-from falaj.serve.replicas import place_of
+from falaj.oip.handler_calls import HttpCall, HttpReply
+from falaj.oip.upstream_client import UpstreamClient
+from falaj.serve.replica_certificate import create_certificate
+from falaj.serve.replica_jobs import parse_replica_address
 from tests.infer import models
 from tests.jobs.lab import until
 from tests.serve.laptop import SMALL, Laptop, ready
@@ -49,7 +49,7 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 - said, not bound to
     ],
 )
 def test_only_a_place_that_a_replica_can_have_is_believed(fact: Any, pin: str, found: Any) -> None:
-    place = place_of(fact, pin, "node-7")
+    place = parse_replica_address(fact, pin, "node-7")
     assert (place and (place["host"], place["port"])) == found
 
 
@@ -69,15 +69,15 @@ async def asked(
 ) -> Any:
     """One request over the hop: what the gateway does. Gives the outputs and the certificate that was shown."""
     loop, met, done = asyncio.get_running_loop(), asyncio.Event(), asyncio.get_running_loop().create_future()
-    client = HopClient(key, on_ready=met.set)
+    client = UpstreamClient(key, on_ready=met.set)
     transport, _ = await loop.create_connection(lambda: client, host, port, ssl=context)
     try:
         await asyncio.wait_for(met.wait(), 10)
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}]}
-        call = Call(b"POST", f"/v2/models/{name}/infer".encode(), {}, json.dumps(body).encode(), trusted=True)
+        call = HttpCall(b"POST", f"/v2/models/{name}/infer".encode(), {}, json.dumps(body).encode(), trusted=True)
         client.ask_rest(call, time.monotonic() + 10, done.set_result)
         reply = await done
-        assert isinstance(reply, Reply), reply.why
+        assert isinstance(reply, HttpReply), reply.why
         shown = transport.get_extra_info("ssl_object")
         cert = shown.getpeercert(binary_form=True) if shown else b""
     finally:
@@ -124,14 +124,14 @@ def test_bytes_that_changed_on_disk_are_not_loaded(laptop: Laptop, tmp_path: Pat
 
 @pytest.mark.slow
 def test_on_another_machine_it_shows_the_certificate_that_gateways_expect(laptop: Laptop, tmp_path: Path) -> None:
-    cert = new_cert("fraud.score", time.time())
+    cert = create_certificate("fraud.score", time.time())
     env = environment(laptop, models.mlp(tmp_path / "model"), tmp_path / "outbox")
     told = {**json.loads(env["FALAJ_PARAM_SERVE"]), "hop": "0.0.0.0:0"}
     env |= {"FALAJ_PARAM_SERVE": json.dumps(told)}
     env |= {"FALAJ_PARAM_HOP_CERT": cert.cert, "FALAJ_PARAM_HOP_PRIVATE": cert.private}
     with subprocess.Popen([sys.executable, "-m", "falaj.infer"], env=env, stdout=subprocess.DEVNULL) as process:
         facts: Any = until(lambda: read_outbox(tmp_path / "outbox")[0], lambda found: found or process.poll())
-        place = place_of(facts[0], cert.fingerprint, "localhost")
+        place = parse_replica_address(facts[0], cert.fingerprint, "localhost")
         assert place is not None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is known by its fingerprint

@@ -12,9 +12,9 @@ import pytest
 
 from falaj.core.errors import Conflict, Invalid
 from falaj.core.ref import Ref
-from falaj.serve import replicas
-from falaj.serve.counts import Counted, bucket
-from falaj.serve.journal import Logged
+from falaj.serve import replica_jobs
+from falaj.serve.request_counts import CountRow, latency_bucket
+from falaj.serve.request_journal import JournalRow
 from tests.serve.laptop import SMALL, STAND_IN, Laptop, forget, ready
 from tests.town import refusal
 
@@ -26,7 +26,7 @@ QUICK = {"least": "100", "slow_ms": "1", "settle_s": "0"}
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     patch = pytest.MonkeyPatch()
-    patch.setattr(replicas, "COMMAND", STAND_IN)
+    patch.setattr(replica_jobs, "REPLICA_COMMAND", STAND_IN)
     made = Laptop(tmp_path_factory.mktemp("laptop"))
     with made.here.working():
         made.here.serve.deploy(SCORE, made.model(), **SMALL)
@@ -48,11 +48,11 @@ def traffic(laptop: Laptop, errors: dict[str, float], latency_us: int = 300) -> 
             now = house.system().now()
             desk.counts.append(row(route, arm, now) for arm, (_, share) in route.shares.items() if share)
 
-    def row(route: Any, arm: str, now: float) -> Counted:
+    def row(route: Any, arm: str, now: float) -> CountRow:
         revision, share = route.shares[arm]
         count = round(2000 * share)
-        bad, took = round(count * errors.get(arm, 0.0)), {bucket(latency_us): count}
-        return Counted(route.tenant, SCORE, arm, revision, now, count, bad, took, 1, 0, "g", route.zone)
+        bad, took = round(count * errors.get(arm, 0.0)), {latency_bucket(latency_us): count}
+        return CountRow(route.tenant, SCORE, arm, revision, now, count, bad, took, 1, 0, "g", route.zone)
 
     thread = threading.Thread(target=tell)
     thread.start()
@@ -162,7 +162,9 @@ def test_a_shadow_that_is_slow_gets_no_traffic(laptop: Laptop) -> None:
     now = house.system().now()
     arms = {"base": (view.rollout.arms["base"], 300), "shadow": (view.rollout.arms["shadow"], 5000)}
     desk.counts.append(
-        Counted("house", SCORE, arm, revision, now, 5000, 0, {bucket(us): 5000}, 0, 0, "g", house.settings.zone)
+        CountRow(
+            "house", SCORE, arm, revision, now, 5000, 0, {latency_bucket(us): 5000}, 0, 0, "g", house.settings.zone
+        )
         for arm, (revision, us) in arms.items()
     )
     done = laptop.until(over("rolled back"))
@@ -178,7 +180,7 @@ def test_labels_and_logs(laptop: Laptop) -> None:
     house.desks["serve"].journal.append(
         route,
         [
-            Logged(now + n / 1000, f"q{n}", f"c{n % 2}", "base", 1, 200, 90, "amal", body, answer, "json")
+            JournalRow(now + n / 1000, f"q{n}", f"c{n % 2}", "base", 1, 200, 90, "amal", body, answer, "json")
             for n in range(5)
         ],
     )

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Conflict, Invalid
-from falaj.serve import books, trials
-from falaj.serve.judge import FINE, WAIT, WORSE, Verdict
-from falaj.serve.records import Trial
-from falaj.serve.trials import Move
+from falaj.serve import endpoint_repository, rollout_state
+from falaj.serve.records import TrialRequest
+from falaj.serve.rollout_state import RolloutMove
+from falaj.serve.sequential_test import VERDICT_FINE, VERDICT_WAIT, VERDICT_WORSE, ArmVerdict
 
 NOW = 1_800_000_000.0
 
@@ -22,81 +22,85 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 def begun(kind: str = "canary", share: float = 0.1, *, judge: bool = True, **plan: Any) -> dict[str, Any]:
-    return trials.begun(body(), Trial(kind, share, judge, plan), 2, NOW)
+    return rollout_state.start_rollout(body(), TrialRequest(kind, share, judge, plan), 2, NOW)
 
 
 def trial_of(found: dict[str, Any]) -> Any:
-    trial = books.trial_in(found)
+    trial = endpoint_repository.read_running_rollout(found)
     assert trial is not None
     return trial
 
 
-def said(verdict: str) -> Verdict:
-    return Verdict("canary", verdict, ())
+def said(verdict: str) -> ArmVerdict:
+    return ArmVerdict("canary", verdict, ())
 
 
 def test_nothing_goes_to_a_revision_that_is_not_ready() -> None:
     found = begun()
-    assert books.shares_in(found) == {"base": (1, 1.0), "canary": (2, 0.0)}
-    assert trials.waiting(found, trial_of(found), {1: 1}, NOW) is None
-    assert trials.waiting(found, trial_of(found), {1: 1, 2: 1}, NOW) == Move("step")
+    assert endpoint_repository.read_shares(found) == {"base": (1, 1.0), "canary": (2, 0.0)}
+    assert rollout_state.decide_without_judging(found, trial_of(found), {1: 1}, NOW) is None
+    assert rollout_state.decide_without_judging(found, trial_of(found), {1: 1, 2: 1}, NOW) == RolloutMove("step")
 
 
 def test_a_canary_goes_through_its_steps_and_is_promoted() -> None:
-    found = trials.moved(begun(), Move("step"), NOW + 1)
-    assert books.shares_in(found)["canary"] == (2, pytest.approx(0.1))
-    move = trials.decided(trial_of(found), said(FINE), NOW + 2)
+    found = rollout_state.apply_move(begun(), RolloutMove("step"), NOW + 1)
+    assert endpoint_repository.read_shares(found)["canary"] == (2, pytest.approx(0.1))
+    move = rollout_state.decide_from_verdict(trial_of(found), said(VERDICT_FINE), NOW + 2)
     assert move is not None
     assert move.name == "step"
-    found = trials.moved(found, move, NOW + 2)
+    found = rollout_state.apply_move(found, move, NOW + 2)
     assert (trial_of(found).step, trial_of(found).step_at) == (1, NOW + 2)
-    assert books.shares_in(found)["canary"] == (2, 0.5)
-    last = trials.decided(trial_of(found), said(FINE), NOW + 3)
+    assert endpoint_repository.read_shares(found)["canary"] == (2, 0.5)
+    last = rollout_state.decide_from_verdict(trial_of(found), said(VERDICT_FINE), NOW + 3)
     assert last is not None
-    over = trials.moved(found, last, NOW + 3)
+    over = rollout_state.apply_move(found, last, NOW + 3)
     assert (over["current"], over["before"], over["rollout"]["state"]) == (2, 1, "promoted")
-    assert books.shares_in(over) == {"base": (2, 1.0)}
+    assert endpoint_repository.read_shares(over) == {"base": (2, 1.0)}
 
 
 def test_without_a_replica_the_promoted_revision_waits_for_one() -> None:
-    over = trials.moved(begun(), Move("promote", "by hand"), NOW, ready=False)
+    over = rollout_state.apply_move(begun(), RolloutMove("promote", "by hand"), NOW, is_ready=False)
     assert (over["current"], over["wanted"], over["rollout"]["state"]) == (1, 2, "promoted")
 
 
 @pytest.mark.parametrize(("name", "state"), [("rollback", "rolled back"), ("inconclusive", "inconclusive")])
 def test_the_base_has_everything_again(name: str, state: str) -> None:
-    over = trials.moved(trials.moved(begun(), Move("step"), NOW), Move(name, "errors"), NOW + 9)
-    assert books.shares_in(over) == {"base": (1, 1.0)}
+    over = rollout_state.apply_move(
+        rollout_state.apply_move(begun(), RolloutMove("step"), NOW), RolloutMove(name, "errors"), NOW + 9
+    )
+    assert endpoint_repository.read_shares(over) == {"base": (1, 1.0)}
     assert (over["rollout"]["state"], over["rollout"]["why"], over["rollout"]["ended_at"]) == (state, "errors", NOW + 9)
     assert over["wanted"] == 1
 
 
 def test_verdicts_become_moves() -> None:
-    trial = trial_of(trials.moved(begun(most_s=60), Move("step"), NOW))
-    worse = trials.decided(trial, said(WORSE), NOW + 1)
+    trial = trial_of(rollout_state.apply_move(begun(most_s=60), RolloutMove("step"), NOW))
+    worse = rollout_state.decide_from_verdict(trial, said(VERDICT_WORSE), NOW + 1)
     assert worse is not None
     assert worse.name == "rollback"
-    assert trials.decided(trial, said(WAIT), NOW + 59) is None
-    late = trials.decided(trial, said(WAIT), NOW + 61)
+    assert rollout_state.decide_from_verdict(trial, said(VERDICT_WAIT), NOW + 59) is None
+    late = rollout_state.decide_from_verdict(trial, said(VERDICT_WAIT), NOW + 61)
     assert late is not None
     assert late.name == "inconclusive"
 
 
 def test_a_canary_that_loses_its_replicas_pauses_and_goes_on_where_it_was() -> None:
-    found = trials.moved(trials.moved(begun(), Move("step"), NOW), Move("step"), NOW + 1)
-    pause = trials.waiting(found, trial_of(found), {1: 1}, NOW + 2)
+    found = rollout_state.apply_move(
+        rollout_state.apply_move(begun(), RolloutMove("step"), NOW), RolloutMove("step"), NOW + 1
+    )
+    pause = rollout_state.decide_without_judging(found, trial_of(found), {1: 1}, NOW + 2)
     assert pause is not None
     assert pause.name == "pause"
-    paused = trials.moved(found, pause, NOW + 2)
-    assert books.shares_in(paused)["base"] == (1, 1.0)
-    again = trials.moved(paused, Move("step"), NOW + 3)
-    assert (trial_of(again).step, books.shares_in(again)["canary"]) == (1, (2, 0.5))
+    paused = rollout_state.apply_move(found, pause, NOW + 2)
+    assert endpoint_repository.read_shares(paused)["base"] == (1, 1.0)
+    again = rollout_state.apply_move(paused, RolloutMove("step"), NOW + 3)
+    assert (trial_of(again).step, endpoint_repository.read_shares(again)["canary"]) == (1, (2, 0.5))
 
 
 def test_a_canary_that_keeps_crashing_is_rolled_back_whoever_judges() -> None:
-    found = trials.moved(begun(judge=False), Move("step"), NOW)
+    found = rollout_state.apply_move(begun(judge=False), RolloutMove("step"), NOW)
     found["trouble"] = {"2": {"fails": 3, "at": NOW, "why": "segmentation fault"}}
-    move = trials.waiting(found, trial_of(found), {1: 1}, NOW + 1)
+    move = rollout_state.decide_without_judging(found, trial_of(found), {1: 1}, NOW + 1)
     assert move is not None
     assert move.name == "rollback"
     assert "segmentation fault" in move.why
@@ -104,28 +108,30 @@ def test_a_canary_that_keeps_crashing_is_rolled_back_whoever_judges() -> None:
 
 def test_one_that_never_gets_ready_is_given_up_when_its_time_is_over() -> None:
     found = begun(most_s=60)
-    assert trials.waiting(found, trial_of(found), {}, NOW + 59) is None
-    move = trials.waiting(found, trial_of(found), {}, NOW + 61)
+    assert rollout_state.decide_without_judging(found, trial_of(found), {}, NOW + 59) is None
+    move = rollout_state.decide_without_judging(found, trial_of(found), {}, NOW + 61)
     assert move is not None
     assert move.name == "inconclusive"
 
 
 def test_a_shadow_is_copied_to_and_answers_nobody() -> None:
-    found = trials.moved(begun("shadow", 1.0), Move("step"), NOW)
-    assert books.shares_in(found) == {"base": (1, 1.0)}
-    assert books.shadow_in(found) == (2, 1.0)
+    found = rollout_state.apply_move(begun("shadow", 1.0), RolloutMove("step"), NOW)
+    assert endpoint_repository.read_shares(found) == {"base": (1, 1.0)}
+    assert endpoint_repository.read_shadow(found) == (2, 1.0)
 
 
 def test_plans_as_flags_say_them() -> None:
-    plan = trials.plan_of({"errors": "0.5%", "steps": "0.05:0.2:0.5", "least": "50", "output": "y"}, "canary", 0.05)
+    plan = rollout_state.parse_criteria(
+        {"errors": "0.5%", "steps": "0.05:0.2:0.5", "least": "50", "output": "y"}, "canary", 0.05
+    )
     assert plan.margins == {"errors": 0.005, "slow": 0.05, "quality": 0.02}
     assert (plan.steps, plan.least) == ((0.05, 0.2, 0.5), 50)
     assert all(metric.proves for metric in plan.metrics)
-    test = trials.plan_of({"output": "y", "how": "squared"}, "ab", 0.5)
+    test = rollout_state.parse_criteria({"output": "y", "how": "squared"}, "ab", 0.5)
     assert [(one.name, one.margin, one.proves) for one in test.metrics] == [
         ("errors", 0.01, False), ("slow", 0.05, False), ("quality", 0.0, True),
     ]  # fmt: skip
-    assert trials.plan_in(trial_of(begun(steps="0.01:0.3"))).steps == (0.01, 0.3)
+    assert rollout_state.read_criteria(trial_of(begun(steps="0.01:0.3"))).steps == (0.01, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +147,11 @@ def test_plans_as_flags_say_them() -> None:
 )  # fmt: skip
 def test_plans_that_are_none(plan: dict[str, Any], kind: str, share: float) -> None:
     with pytest.raises(Invalid):
-        trials.plan_of(plan, kind, share)
+        rollout_state.parse_criteria(plan, kind, share)
 
 
 def test_there_must_be_something_to_compare_with() -> None:
     with pytest.raises(Conflict):
-        trials.begun(body(current=0), Trial("canary"), 1, NOW)
+        rollout_state.start_rollout(body(current=0), TrialRequest("canary"), 1, NOW)
     with pytest.raises(Conflict):
-        trials.moved(body(), Move("promote"), NOW)
+        rollout_state.apply_move(body(), RolloutMove("promote"), NOW)

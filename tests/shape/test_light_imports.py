@@ -40,9 +40,9 @@ def test_a_command_loads_its_own_desk_and_no_other(tmp_path: Path) -> None:
         result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     loaded = set(json.loads(result.stdout.splitlines()[-1]))
     assert "falaj.catalog.service" in loaded
-    others = {"falaj.track.service", "falaj.audit.service", "falaj.govern.people", "falaj.govern.rotate"}
+    others = {"falaj.track.service", "falaj.audit.service", "falaj.govern.people", "falaj.govern.key_service"}
     slow = {"httpx", "rich", "uvicorn", "starlette", "importlib.metadata", "concurrent.futures", "tomllib", "tempfile"}
-    assert loaded & (others | slow | {"falaj.catalog.errands", "falaj.snapshot.read"}) == set()
+    assert loaded & (others | slow | {"falaj.catalog.client_commands", "falaj.snapshot.tree_reader"}) == set()
 
 
 _ALONE = """

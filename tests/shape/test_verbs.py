@@ -4,19 +4,19 @@ import typing
 
 import pytest
 
-from falaj.core.bind import options
-from falaj.core.errand import errands_of
+from falaj.core.argument_binding import union_members
+from falaj.core.client_command import list_client_commands
+from falaj.core.operation import Operation, list_operations
 from falaj.core.ref import Ref
-from falaj.core.verb import Verb, verbs_of
-from falaj.desks import DESKS, actions, desk_class
+from falaj.services import SERVICES, list_actions, load_service_class
 
-VERBS = [(desk, verb) for desk in DESKS for verb in verbs_of(desk_class(desk)).values()]
+VERBS = [(desk, verb) for desk in SERVICES for verb in list_operations(load_service_class(desk)).values()]
 IDS = [f"{desk}.{verb.name}" for desk, verb in VERBS]
-ERRANDS = [(desk, verb) for desk in DESKS for verb, _ in errands_of(DESKS[desk].errands).values()]
+ERRANDS = [(desk, verb) for desk in SERVICES for verb, _ in list_client_commands(SERVICES[desk].errands).values()]
 PYTHON = {
     f"{desk}.{verb.name}"
-    for desk in DESKS
-    for verb, function in errands_of(DESKS[desk].errands).values()
+    for desk in SERVICES
+    for verb, function in list_client_commands(SERVICES[desk].errands).values()
     if hasattr(function, "__for_python__")
 }
 """What only programs say."""
@@ -24,7 +24,7 @@ SAID = [*VERBS, *ERRANDS]
 
 
 @pytest.mark.parametrize(("desk", "verb"), SAID, ids=[f"{desk}.{verb.name}" for desk, verb in SAID])
-def test_what_can_be_said_teaches(desk: str, verb: Verb) -> None:
+def test_what_can_be_said_teaches(desk: str, verb: Operation) -> None:
     assert verb.summary, f"{desk}.{verb.name} has no docstring"
     assert verb.summary.endswith("."), f"{desk}.{verb.name}: the summary is not a sentence"
     assert "Example:" in verb.doc, f"{desk}.{verb.name} shows no example"
@@ -35,7 +35,7 @@ def test_what_can_be_said_teaches(desk: str, verb: Verb) -> None:
 
 
 @pytest.mark.parametrize(("desk", "verb"), VERBS, ids=IDS)
-def test_every_reference_is_declared(desk: str, verb: Verb) -> None:
+def test_every_reference_is_declared(desk: str, verb: Operation) -> None:
     declared = {*verb.reads, *verb.writes}
     names = {param.name for param in verb.params}
     assert declared <= names, f"{desk}.{verb.name} declares what it does not take"
@@ -50,15 +50,17 @@ def test_no_errand_hides_a_verb() -> None:
 
 
 def test_policy_knows_every_verb_and_no_other() -> None:
-    assert actions() == {f"{desk}.{verb.name}": verb.group for desk, verb in VERBS}
+    assert list_actions() == {f"{desk}.{verb.name}": verb.group for desk, verb in VERBS}
 
 
 def test_every_desk_has_a_page() -> None:
     from pathlib import Path
 
     docs = Path(__file__).parents[2] / "docs"
-    assert [desk for desk in DESKS if not (docs / f"{desk}.md").is_file()] == []
+    assert [desk for desk in SERVICES if not (docs / f"{desk}.md").is_file()] == []
 
 
 def _holds_ref(kind: object) -> bool:
-    return any(option is Ref or any(_holds_ref(arg) for arg in typing.get_args(option)) for option in options(kind))
+    return any(
+        option is Ref or any(_holds_ref(arg) for arg in typing.get_args(option)) for option in union_members(kind)
+    )

@@ -5,21 +5,21 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.schedule.model import Evict, Job, Queue, Shape
-from falaj.simulator.engine import Engine
-from falaj.simulator.trace import Load, machines, replayed, slots
+from falaj.schedule.model import Job, JobEviction, JobShape, Queue
+from falaj.simulator.replay_engine import ReplayEngine
+from falaj.simulator.trace import TraceJob, build_trace, make_nodes, split_into_slots
 
 QUEUES = (Queue("root/a"), Queue("root/b", guarantee={"gpu": 4000}), Queue("root/c", weight=2))
 
 
-class Told(Engine):
+class Told(ReplayEngine):
     """Adds up what the scheduler says is lost."""
 
     lost: Counter[str]
 
-    def _evicted(self, now: int, eviction: Evict) -> None:
+    def _apply_eviction(self, now: int, eviction: JobEviction) -> None:
         self.lost[eviction.job] += eviction.lost
-        super()._evicted(now, eviction)
+        super()._apply_eviction(now, eviction)
 
 
 loads = st.lists(
@@ -45,9 +45,9 @@ def test_work_done_and_work_lost_are_the_seconds_that_were_held(
     made = []
     for number, (queue, gpus, band, at, work, saves) in enumerate(wants):
         facts = {"resumes": True, "save_s": 5} if saves else {}
-        shape = Shape(slots(gpus, 8), band=band)
-        made.append(Load(Job(f"j{number:02}", queue.name, shape, at, **facts), float(work), loses=not saves))
-    engine = Told(replayed(machines(2, 8), QUEUES, made))
+        shape = JobShape(split_into_slots(gpus, 8), band=band)
+        made.append(TraceJob(Job(f"j{number:02}", queue.name, shape, at, **facts), float(work), loses=not saves))
+    engine = Told(build_trace(make_nodes(2, 8), QUEUES, made))
     engine.lost = Counter()
     outcome = engine.run()
     assert outcome.jobs == len(made)
@@ -69,16 +69,18 @@ def test_what_is_held_for_one_for_whom_others_went_goes_to_no_later_turn() -> No
     made = []
     for number, (queue, gpus, band, at, work, saves) in enumerate(wants):
         facts = {"resumes": True, "save_s": 5} if saves else {}
-        job = Job(f"j{number:02}", f"root/{queue}", Shape(slots(gpus, 8), band=band), at, **facts)
-        made.append(Load(job, float(work), loses=not saves))
-    assert Engine(replayed(machines(2, 8), QUEUES, made)).run().jobs == len(made)
+        job = Job(f"j{number:02}", f"root/{queue}", JobShape(split_into_slots(gpus, 8), band=band), at, **facts)
+        made.append(TraceJob(job, float(work), loses=not saves))
+    assert ReplayEngine(build_trace(make_nodes(2, 8), QUEUES, made)).run().jobs == len(made)
 
 
 def test_who_is_done_before_it_has_saved_is_done() -> None:
     """One that is to give way, and has less to do than to save, ends: nothing of it runs again."""
-    first = Load(Job("low", "root/a", Shape(slots(16, 8), band=2), 0, resumes=True, save_s=5), 303.0, loses=False)
-    made = [first, Load(Job("owner", "root/b", Shape(slots(4, 8), band=2), 300), 50.0)]
-    engine = Told(replayed(machines(2, 8), QUEUES, made))
+    first = TraceJob(
+        Job("low", "root/a", JobShape(split_into_slots(16, 8), band=2), 0, resumes=True, save_s=5), 303.0, loses=False
+    )
+    made = [first, TraceJob(Job("owner", "root/b", JobShape(split_into_slots(4, 8), band=2), 300), 50.0)]
+    engine = Told(build_trace(make_nodes(2, 8), QUEUES, made))
     engine.lost = Counter()
     engine.run()
     assert engine.lost.keys() == {"low"}, "it was not asked to give way"
@@ -89,11 +91,11 @@ def test_who_is_done_before_it_has_saved_is_done() -> None:
 def test_a_long_job_of_unknown_length_gives_way_while_nothing_else_happens() -> None:
     """Nothing arrived or ended after the short job came: it waited until the long one was over."""
     facts = {"template": "ann/a", "resumes": True, "save_s": 1}
-    shape = Shape(slots(8, 8))
+    shape = JobShape(split_into_slots(8, 8))
     work_s = {f"past{number:02}": 100 for number in range(20)} | {"long": 100_000, "short": 100}
     at = {name: 200 * number for number, name in enumerate(work_s)} | {"short": 4010}
-    made = [Load(Job(name, "root/a", shape, at[name], **facts), float(run_s)) for name, run_s in work_s.items()]
-    engine = Engine(replayed(machines(1, 8), QUEUES[:1], made))
+    made = [TraceJob(Job(name, "root/a", shape, at[name], **facts), float(run_s)) for name, run_s in work_s.items()]
+    engine = ReplayEngine(build_trace(make_nodes(1, 8), QUEUES[:1], made))
     engine.run()
     assert engine.lives["long"].job.evictions == 1
     assert engine.lives["short"].first < 4010 + 1100

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.simulator.replan import replan
+from falaj.simulator.baseline_policies import replan_trace
 from falaj.simulator.trace import read_muri
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces" / "muri"
@@ -20,7 +20,7 @@ PUBLISHED = {
 @pytest.mark.parametrize(("trace", "policy"), PUBLISHED)
 def test_the_oracles_end_jobs_when_their_authors_say(trace: str, policy: str) -> None:
     """Average completion time within 1.5 %, the start overhead charged on resume only."""
-    outcome = replan(read_muri(TRACES / f"{trace}.csv"), policy)
+    outcome = replan_trace(read_muri(TRACES / f"{trace}.csv"), policy)
     published = PUBLISHED[trace, policy]
     assert abs(outcome.jct_mean - published) / published < 0.015
     assert outcome.jobs == (1494 if trace == "trace1" else 992)

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.model import Budget, Job, Knobs, Node, Queue, Snapshot
-from falaj.simulator.elastic import Look, Review, Standing
-from falaj.simulator.kinds import NodeKind, ScaleKnobs
-from falaj.simulator.scale import expected_price
+from falaj.schedule.model import Job, Node, Queue, QueueBudget, SchedulerOptions, SchedulerSnapshot
+from falaj.schedule.scheduler import Scheduler
+from falaj.simulator.node_kinds import NodeKind, ScalingOptions
+from falaj.simulator.node_purchases import compute_expected_price
+from falaj.simulator.scaling_review import FleetReview, NodeKindState, ScalingDecision
 from tests.schedule.made import job, node, snapshot
 
 M = 1_000_000
@@ -27,8 +27,8 @@ def kind(name: str, gpus: int, price: int, most: int = 8, **more: Any) -> NodeKi
 BIG, SMALL = kind("big", 8, 6, 4), kind("small", 1, 1, 12)
 
 
-def look(facts: Snapshot, *kinds: NodeKind, before: Any = None, **knobs: int) -> Review:
-    return Look(facts, kinds or (BIG, SMALL), ScaleKnobs(**knobs)).review(before or {})
+def look(facts: SchedulerSnapshot, *kinds: NodeKind, before: Any = None, **knobs: int) -> ScalingDecision:
+    return FleetReview(facts, kinds or (BIG, SMALL), ScalingOptions(**knobs)).review(before or {})
 
 
 def many(count: int, **more: Any) -> list[Job]:
@@ -57,7 +57,7 @@ def test_nothing_is_bought_for_what_nodes_do_not_help() -> None:
     limited = (Queue("root"), Queue("root/a", limit={"gpu": 1000}))
     review = look(snapshot(0, many(3), limited))
     assert review.basket.counts == {"c/small": 1}
-    poor = (Queue("root"), Queue("root/a", budgets=(Budget("gpu_s", 10, 10, stops=True),)))
+    poor = (Queue("root"), Queue("root/a", budgets=(QueueBudget("gpu_s", 10, 10, stops=True),)))
     assert look(snapshot(0, many(1), poor)).basket.counts == {}
     assert look(snapshot(0, many(1, zones=("far",)))).waits == {"j00": "no kind of node would start it"}
     assert look(snapshot(0, many(1, models=("B200",)))).basket.counts == {}
@@ -83,13 +83,13 @@ def test_spot_nodes_are_for_those_who_save_in_time_and_worth_what_they_really_co
     for slow in (replace(allows, save_s=40), replace(allows, resumes=False)):
         assert look(snapshot(0, [slow]), BIG, spot).basket.counts == {"c/big": 1}
     wild = replace(spot, node=replace(spot.node, hazard=15_000))
-    assert expected_price(wild, [allows]) > BIG.node.price
+    assert compute_expected_price(wild, [allows]) > BIG.node.price
     assert look(snapshot(0, [allows]), BIG, wild).basket.counts == {"c/big": 1}
-    assert expected_price(replace(spot, node=replace(spot.node, hazard=1_000_000)), [allows]) == 0
+    assert compute_expected_price(replace(spot, node=replace(spot.node, hazard=1_000_000)), [allows]) == 0
 
 
 def test_nothing_dearer_is_bought_while_the_cheapest_rests_a_moment() -> None:
-    before = {"c/small": Standing(1, 95, born={"c/small-1": 95})}
+    before = {"c/small": NodeKindState(1, 95, born={"c/small-1": 95})}
     busy = replace(job("old"), spots=Scheduler(snapshot([node("small-1", 1)], [job("old")])).cycle(0).starts[0].spots)
     facts = snapshot([replace(SMALL.node, name="c/small-1")], [busy, job("new")], now=100)
     review = look(facts, before=before, gap_s=60)
@@ -102,10 +102,10 @@ class Cloud:
     """Nodes that come some time after they were asked for, jobs that come and end, and a clock."""
 
     kinds: tuple[NodeKind, ...]
-    knobs: ScaleKnobs
+    knobs: ScalingOptions
     delivers: Callable[[NodeKind], bool] = lambda _: True
     now: int = 1000
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, NodeKindState] = field(default_factory=dict)
     ordered: dict[str, list[int]] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     born: dict[str, int] = field(default_factory=dict)
@@ -141,14 +141,14 @@ class Cloud:
 
     def _look(self) -> None:
         facts = self.board.snapshot(self.now)
-        review = Look(replace(facts, knobs=Knobs()), self.kinds, self.knobs).review(self.standings)
+        review = FleetReview(replace(facts, knobs=SchedulerOptions()), self.kinds, self.knobs).review(self.standings)
         for name in review.close:
             self.board.node(replace(self.nodes[name], open=False))
         for name in review.open:
             if name in self.nodes:
                 self.board.node(self.nodes[name])
         for one in self.kinds:
-            after, before = review.standings[one.name], self.standings.get(one.name, Standing())
+            after, before = review.standings[one.name], self.standings.get(one.name, NodeKindState())
             if after.wanted != before.wanted:
                 self.changes.append((self.now, one.name, after.wanted - before.wanted))
             for name in after.gone:
@@ -171,7 +171,7 @@ class Cloud:
             self.board.lose(name)
 
 
-KNOBS = ScaleKnobs(idle_s=120, keep_s=200, gap_s=30)
+KNOBS = ScalingOptions(idle_s=120, keep_s=200, gap_s=30)
 
 
 def test_nodes_come_for_work_and_go_to_zero_after_it() -> None:
@@ -209,7 +209,7 @@ def test_lost_nodes_are_not_counted_and_a_warm_pool_stays() -> None:
 def test_a_node_is_closed_first_and_stays_when_something_slipped_in() -> None:
     one = replace(SMALL.node, name="c/small-1")
     empty = snapshot([one], [], (Queue("root"), Queue("root/a")), now=1000)
-    old = {"c/small": Standing(1, 1, born={"c/small-1": 1}, idle={"c/small-1": 1})}
+    old = {"c/small": NodeKindState(1, 1, born={"c/small-1": 1}, idle={"c/small-1": 1})}
     first = look(empty, SMALL, before=old)
     assert (first.close, first.standings["c/small"].wanted) == (("c/small-1",), 1)
     closed = replace(one, open=False)
@@ -230,7 +230,7 @@ def test_a_node_that_is_not_ready_yet_is_waited_for() -> None:
     bare = replace(SMALL.node, name="c/small-1", devices=())
     for young in (bare, replace(bare, devices=SMALL.node.devices, open=False)):
         facts = snapshot([young], many(1), now=1000)
-        review = look(facts, SMALL, before={"c/small": Standing(1, 900)})
+        review = look(facts, SMALL, before={"c/small": NodeKindState(1, 900)})
         assert (review.basket.counts, list(review.waits)) == ({}, ["j00"])
         after = look(replace(facts, now=2000), SMALL, before=review.standings)
         assert after.basket.counts == {"c/small": 1}
@@ -238,7 +238,7 @@ def test_a_node_that_is_not_ready_yet_is_waited_for() -> None:
 
 def test_a_cluster_that_forgets_to_name_nodes_loses_none_that_is_used() -> None:
     spots = Scheduler(snapshot([replace(SMALL.node, name="c/small-1")], [job("in")])).cycle(0).starts[0].spots
-    old = {"c/small": Standing(2, 1, born={"c/small-1": 1, "c/small-2": 1})}
+    old = {"c/small": NodeKindState(2, 1, born={"c/small-1": 1, "c/small-2": 1})}
     review = look(snapshot([], [job("in", spots=spots)], now=1000), SMALL, before=old)
     assert (review.standings["c/small"].wanted, list(review.standings["c/small"].born)) == (1, ["c/small-1"])
 
@@ -252,7 +252,7 @@ def test_a_node_that_a_turn_needs_soon_stays() -> None:
     idle = replace(SMALL.node, name="c/small-1") if busy != "c/small-1" else None
     assert idle is not None, "the first declared node is taken last"
     board.submit(job("pair", count=2, submitted=1))
-    old = {"c/small": Standing(1, 1, born={"c/small-1": 0}, idle={"c/small-1": 0})}
+    old = {"c/small": NodeKindState(1, 1, born={"c/small-1": 0}, idle={"c/small-1": 0})}
     soon = look(replace(board.snapshot(100), now=100), replace(SMALL, most=1), before=old, idle_s=60, keep_s=60)
     assert soon.close == ()
     none = replace(board.snapshot(100), jobs=tuple(one for one in board.running.values()), reservations=())
@@ -296,6 +296,6 @@ def test_with_demand_that_comes_and_goes_changes_are_bounded(period: int, jobs: 
 
 
 def test_who_waits_for_a_node_that_comes_is_told() -> None:
-    review = look(snapshot(0, many(2), now=100), before={"c/small": Standing(1, 1)})
+    review = look(snapshot(0, many(2), now=100), before={"c/small": NodeKindState(1, 1)})
     assert review.basket.counts == {"c/small": 1}
     assert review.waits["j00"] == "c/small was asked for, and it starts when that comes"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.snapshot import state
+from falaj.snapshot import publish_state
 from tests.snapshot.warehouse import Warehouse
 
 
@@ -17,4 +17,4 @@ def warehouse(tmp_path: Path) -> Warehouse:
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that were just written count as old; the test promises not to write twice within one tick."""
-    monkeypatch.setattr(state, "RACY_NS", -(10**18))
+    monkeypatch.setattr(publish_state, "RACY_WINDOW_NS", -(10**18))

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from falaj.core.byte_channel import UploadReceipt
 from falaj.core.errors import Conflict, FalajError, Invalid, NotFound, Unavailable
-from falaj.core.transfer import Receipt
-from falaj.snapshot import read, target
-from falaj.snapshot.checkout import CheckedOut, checkout
-from falaj.snapshot.format import FILE, LINK, Content, PageWriter, raw
-from falaj.snapshot.outbox import Outbox
-from falaj.snapshot.read import Snapshot
-from falaj.snapshot.state import State
-from falaj.snapshot.target import Names, Target
-from falaj.snapshot.write import compose, publish_folder
+from falaj.snapshot import checkout_target, tree_reader
+from falaj.snapshot.checkout import CheckoutSummary, checkout_tree
+from falaj.snapshot.checkout_target import CheckoutTarget, FoldedNames
+from falaj.snapshot.outbox import PublishOutbox
+from falaj.snapshot.publish_state import PublishState
+from falaj.snapshot.publisher import compose_tree, publish_folder
+from falaj.snapshot.tree_format import MODE_FILE, MODE_LINK, FileContent, PageWriter, parse_digest
+from falaj.snapshot.tree_reader import TreeSnapshot
 from tests.snapshot.folders import content, fill, noise
 from tests.snapshot.warehouse import Warehouse
 
@@ -37,13 +37,13 @@ FILES = {
 }
 
 
-def publish(folder: Path, warehouse: Warehouse) -> Snapshot:
+def publish(folder: Path, warehouse: Warehouse) -> TreeSnapshot:
     return warehouse.open(publish_folder(folder, warehouse).tree)
 
 
-def tree_with(warehouse: Warehouse, *entries: tuple[bytes, int, bytes]) -> Snapshot:
+def tree_with(warehouse: Warehouse, *entries: tuple[bytes, int, bytes]) -> TreeSnapshot:
     """A tree as an attacker would write it, past every check of `publish`."""
-    with State(None) as state, Outbox(warehouse, None, state) as out:
+    with PublishState(None) as state, PublishOutbox(warehouse, None, state) as out:
         pages = PageWriter(out.page)
         for path, mode, body in sorted(entries):
             pages.add(path, mode, body)
@@ -59,20 +59,20 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path, warehouse: Warehouse, threa
     (folder / "folder").symlink_to("a")
     told: list[int] = []
     snapshot = publish(folder, warehouse)
-    done = checkout(snapshot, tmp_path / "new/out", threads=threads, advance=told.append)
+    done = checkout_tree(snapshot, tmp_path / "new/out", threads=threads, advance=told.append)
     assert content(tmp_path / "new/out") == content(folder)
-    assert done == CheckedOut(13, snapshot.tree.size_bytes, 0)
+    assert done == CheckoutSummary(13, snapshot.tree.size_bytes, 0)
     assert sum(told) == snapshot.tree.size_bytes
-    assert checkout(snapshot, tmp_path / "new/out").kept == 13
+    assert checkout_tree(snapshot, tmp_path / "new/out").kept == 13
     assert publish(tmp_path / "new/out", warehouse).tree.root == snapshot.tree.root
 
 
 def test_small_windows_change_nothing(tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("falaj.snapshot.checkout._WINDOW_BYTES", 300_000)
     monkeypatch.setattr("falaj.snapshot.checkout._WINDOW_FOLDERS", 2)
-    monkeypatch.setattr(read, "RUN_BYTES", 200_000)
+    monkeypatch.setattr(tree_reader, "MAX_RUN_BYTES", 200_000)
     folder = fill(tmp_path / "f", FILES | {b"d%d/f" % i: noise(10, i) for i in range(50)})
-    checkout(publish(folder, warehouse), tmp_path / "out")
+    checkout_tree(publish(folder, warehouse), tmp_path / "out")
     assert content(tmp_path / "out") == content(folder)
 
 
@@ -81,16 +81,16 @@ def test_folders_of_empty_files_are_not_all_open_at_once(
 ) -> None:
     monkeypatch.setattr("falaj.snapshot.checkout._WINDOW_FOLDERS", 4)
     opened: list[int] = []
-    folder_of = Target.folder_of
+    folder_of = CheckoutTarget.folder_of
 
-    def counted(self: Target, path: bytes) -> tuple[int, bytes]:
+    def counted(self: CheckoutTarget, path: bytes) -> tuple[int, bytes]:
         found = folder_of(self, path)
         opened.append(len(self.opened))
         return found
 
-    monkeypatch.setattr(Target, "folder_of", counted)
+    monkeypatch.setattr(CheckoutTarget, "folder_of", counted)
     folder = fill(tmp_path / "f", {b"d%02d/empty" % i: b"" for i in range(60)})
-    checkout(publish(folder, warehouse), tmp_path / "out")
+    checkout_tree(publish(folder, warehouse), tmp_path / "out")
     assert content(tmp_path / "out") == content(folder)
     assert 4 <= max(opened) <= 16
 
@@ -98,7 +98,7 @@ def test_folders_of_empty_files_are_not_all_open_at_once(
 def test_composed_blobs(tmp_path: Path, warehouse: Warehouse) -> None:
     blob = noise(17 << 20)
     sent = [(b"x/large", warehouse.put((blob,))), (b"y", warehouse.put((blob,))), (b"z", warehouse.put((b"small",)))]
-    checkout(warehouse.open(compose(sent, warehouse).tree), tmp_path / "out")
+    checkout_tree(warehouse.open(compose_tree(sent, warehouse).tree), tmp_path / "out")
     assert (tmp_path / "out/x/large").read_bytes() == blob == (tmp_path / "out/y").read_bytes()
     assert (tmp_path / "out/z").read_bytes() == b"small"
 
@@ -110,7 +110,7 @@ def test_holes_of_a_sparse_file_take_no_room(tmp_path: Path, warehouse: Warehous
         file.seek(64 << 20)
         file.write(noise(1 << 20))
         file.truncate(96 << 20)
-    checkout(publish(tmp_path / "in", warehouse), tmp_path / "out")
+    checkout_tree(publish(tmp_path / "in", warehouse), tmp_path / "out")
     assert (tmp_path / "out/sparse").read_bytes() == (tmp_path / "in/sparse").read_bytes()
     assert (tmp_path / "out/sparse").stat().st_blocks * 512 < 4 << 20
 
@@ -121,27 +121,27 @@ def test_a_disk_that_cannot_make_room_ahead(
 ) -> None:
     blob = noise(20 << 20)
     snapshot = publish(fill(tmp_path / "f", {b"large": blob}), warehouse)
-    monkeypatch.setattr(target, "_allocate", allocate)
-    checkout(snapshot, tmp_path / "out")
+    monkeypatch.setattr(checkout_target, "_allocate", allocate)
+    checkout_tree(snapshot, tmp_path / "out")
     assert (tmp_path / "out/large").read_bytes() == blob
 
 
 def test_some_paths_only(tmp_path: Path, warehouse: Warehouse) -> None:
     snapshot = publish(fill(tmp_path / "f", FILES), warehouse)
-    done = checkout(snapshot, tmp_path / "out", paths=(b"a/", b"b/c", b"a/one", b"new\nline"))
+    done = checkout_tree(snapshot, tmp_path / "out", paths=(b"a/", b"b/c", b"a/one", b"new\nline"))
     assert set(content(tmp_path / "out")) == {b"a/one", b"a/two", b"a/two again", b"b/c/d/e", b"new\nline"}
     assert done.num_files == 5
-    checkout(snapshot, tmp_path / "out", paths=(b"a.txt",))
+    checkout_tree(snapshot, tmp_path / "out", paths=(b"a.txt",))
     assert len(content(tmp_path / "out")) == 6
     with pytest.raises(NotFound, match="nothing"):
-        checkout(snapshot, tmp_path / "out", paths=(b"nothing",))
+        checkout_tree(snapshot, tmp_path / "out", paths=(b"nothing",))
 
 
 def test_over_an_earlier_checkout(tmp_path: Path, warehouse: Warehouse) -> None:
     folder, out = fill(tmp_path / "f", FILES), tmp_path / "out"
     (folder / "l").symlink_to("a.txt")
     first = publish(folder, warehouse)
-    checkout(first, out)
+    checkout_tree(first, out)
     fill(folder, {b"a.txt": b"changed", b"new": b"1"})
     for gone in ("a/one", "b/c/d/e", "l"):
         (folder / gone).unlink()
@@ -152,25 +152,25 @@ def test_over_an_earlier_checkout(tmp_path: Path, warehouse: Warehouse) -> None:
     (folder / "a/two again").chmod(0o755)
     second = publish(folder, warehouse)
     (out / "mine").write_bytes(b"not of any tree")
-    assert checkout(second, out).kept == 6
+    assert checkout_tree(second, out).kept == 6
     assert content(out) == content(folder) | {b"mine": ("file", b"not of any tree", False)}
-    checkout(first, out)
+    checkout_tree(first, out)
     assert (out / "b/c/d/e").read_bytes() == b"deep"
     assert not (out / "new").exists()
 
 
 def test_what_somebody_changed_is_not_touched(tmp_path: Path, warehouse: Warehouse) -> None:
     folder, out = fill(tmp_path / "f", {b"a": b"one", b"b": b"two"}), tmp_path / "out"
-    checkout(publish(folder, warehouse), out)
+    checkout_tree(publish(folder, warehouse), out)
     (out / "a").write_bytes(b"mine")
     (out / "b").write_bytes(b"mine too")
     fill(folder, {b"a": b"new"})
     (folder / "b").unlink()
     with pytest.raises(Conflict, match="a is in the way"):
-        checkout(publish(folder, warehouse), out)
+        checkout_tree(publish(folder, warehouse), out)
     assert {path: data for path, (_, data, _) in content(out).items()} == {b"a": b"mine", b"b": b"mine too"}
     (out / "a").write_bytes(b"new")
-    assert checkout(publish(folder, warehouse), out).kept == 1
+    assert checkout_tree(publish(folder, warehouse), out).kept == 1
     assert (out / "b").read_bytes() == b"mine too"
 
 
@@ -179,7 +179,7 @@ def test_a_strange_folder_is_left_alone(tmp_path: Path, warehouse: Warehouse) ->
     for strange in ({b"x": b"1"}, {b"x": b"1", b".falaj/other": b"2"}):
         out = fill(tmp_path / f"out{len(strange)}", strange)
         with pytest.raises(Conflict, match="not empty"):
-            checkout(snapshot, out)
+            checkout_tree(snapshot, out)
         assert (out / "x").read_bytes() == b"1"
 
 
@@ -189,13 +189,13 @@ def test_two_checkouts_do_not_mix(tmp_path: Path, warehouse: Warehouse) -> None:
 
     def meanwhile(_bytes: int) -> None:
         try:
-            checkout(snapshot, tmp_path / "out")
+            checkout_tree(snapshot, tmp_path / "out")
         except FalajError as error:
             refused.append(error)
 
-    checkout(snapshot, tmp_path / "out", advance=meanwhile)
+    checkout_tree(snapshot, tmp_path / "out", advance=meanwhile)
     assert [type(error) for error in refused] == [Conflict]
-    assert checkout(snapshot, tmp_path / "out").kept == 1
+    assert checkout_tree(snapshot, tmp_path / "out").kept == 1
 
 
 def test_nothing_is_made_beside_the_folder(tmp_path: Path, warehouse: Warehouse) -> None:
@@ -206,7 +206,7 @@ def test_nothing_is_made_beside_the_folder(tmp_path: Path, warehouse: Warehouse)
     seen: list[str] = []
     try:
         snapshot = publish(fill(tmp_path / "f", FILES), warehouse)
-        checkout(snapshot, above / "out", advance=lambda _bytes: seen.extend(os.listdir(above)))  # noqa: PTH208
+        checkout_tree(snapshot, above / "out", advance=lambda _bytes: seen.extend(os.listdir(above)))  # noqa: PTH208
     finally:
         above.chmod(0o755)
     assert content(above / "out") == content(tmp_path / "f")
@@ -217,9 +217,9 @@ def test_nothing_is_made_beside_the_folder(tmp_path: Path, warehouse: Warehouse)
 def test_onto_another_file_system(tmp_path: Path, warehouse: Warehouse) -> None:
     snapshot = publish(fill(tmp_path / "f", FILES), warehouse)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
-        checkout(snapshot, Path(other) / "out")
+        checkout_tree(snapshot, Path(other) / "out")
         assert content(Path(other) / "out") == content(tmp_path / "f")
-        assert checkout(snapshot, Path(other) / "out").kept == len(FILES)
+        assert checkout_tree(snapshot, Path(other) / "out").kept == len(FILES)
 
 
 def test_a_folder_that_appears_meanwhile_keeps_what_is_in_it(tmp_path: Path, warehouse: Warehouse) -> None:
@@ -232,7 +232,7 @@ def test_a_folder_that_appears_meanwhile_keeps_what_is_in_it(tmp_path: Path, war
         return warehouse.fetch(digest, start, stop)
 
     with pytest.raises(Conflict, match="two is in the way"):
-        checkout(Snapshot(tree, fetch), tmp_path / "out")  # type: ignore[arg-type]
+        checkout_tree(TreeSnapshot(tree, fetch), tmp_path / "out")  # type: ignore[arg-type]
     assert mine.read_bytes() == b"of somebody"
 
 
@@ -246,23 +246,23 @@ def test_a_file_that_appears_meanwhile_is_not_lost(
     """Also in a folder of an earlier checkout, which replaces what is its own, and nobody wrote to since it looked."""
     folder, out = fill(tmp_path / "f", {b"early": b"1", b"large": noise(2_000_000, 1)}), tmp_path / "out"
     if again:
-        checkout(publish(folder, warehouse), out)
+        checkout_tree(publish(folder, warehouse), out)
     fill(folder, {b"early": b"22", b"large": noise(2_000_000, 3), b"small": b"s", b"many pieces": noise(2_000_000, 2)})
     (folder / "link").symlink_to("early")
     tree = publish_folder(folder, warehouse).tree
 
-    class Meanwhile(Snapshot):
+    class Meanwhile(TreeSnapshot):
         """Between the look at what is there and the first file that is written."""
 
-        def plan(self, digests: Collection[bytes]) -> list[read.Run]:
+        def plan(self, digests: Collection[bytes]) -> list[tree_reader.FetchRun]:
             (out / name).write_bytes(b"of somebody")
             return super().plan(digests)
 
     with pytest.raises(Conflict, match="in the way"):
-        checkout(Meanwhile(tree, warehouse.fetch), out)
+        checkout_tree(Meanwhile(tree, warehouse.fetch), out)
     assert (out / name).read_bytes() == b"of somebody"
     (out / name).unlink()
-    checkout(warehouse.open(tree), out)
+    checkout_tree(warehouse.open(tree), out)
     assert content(out) == content(folder)
 
 
@@ -281,11 +281,11 @@ def test_interrupted_it_goes_on(tmp_path: Path, warehouse: Warehouse, monkeypatc
             return warehouse.fetch(digest, start, stop)
 
         try:
-            checkout(Snapshot(tree, fetch), tmp_path / "out")  # type: ignore[arg-type]
+            checkout_tree(TreeSnapshot(tree, fetch), tmp_path / "out")  # type: ignore[arg-type]
         except Unavailable:
             for path, (_, data, _) in content(tmp_path / "out").items():
                 assert data == files[path]
-    assert checkout(warehouse.open(tree), tmp_path / "out").kept > 0
+    assert checkout_tree(warehouse.open(tree), tmp_path / "out").kept > 0
     assert {path: data for path, (_, data, _) in content(tmp_path / "out").items()} == files
     assert [name for name in os.listdir(tmp_path / "out/.falaj") if name.startswith("new-")] == []  # noqa: PTH208
 
@@ -304,51 +304,57 @@ def test_interrupted_it_goes_on(tmp_path: Path, warehouse: Warehouse, monkeypatc
 )
 def test_a_link_that_leads_out_is_refused(tmp_path: Path, warehouse: Warehouse, path: bytes, target: bytes) -> None:
     """Invariant 22."""
-    snapshot = tree_with(warehouse, (path, LINK, target))
+    snapshot = tree_with(warehouse, (path, MODE_LINK, target))
     with pytest.raises(Invalid, match="leads out") as told:
-        checkout(snapshot, tmp_path / "out")
+        checkout_tree(snapshot, tmp_path / "out")
     assert "--paths" in told.value.hint
     assert content(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize(("path", "target"), [(b"l", b"a/b"), (b"d/l", b"../x"), (b"d/l", b".././x/y"), (b"l", b".")])
 def test_a_link_that_stays_is_made(tmp_path: Path, warehouse: Warehouse, path: bytes, target: bytes) -> None:
-    checkout(tree_with(warehouse, (path, LINK, target)), tmp_path / "out")
+    checkout_tree(tree_with(warehouse, (path, MODE_LINK, target)), tmp_path / "out")
     assert content(tmp_path / "out") == {path: ("link", target, False)}
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path, warehouse: Warehouse) -> None:
     """Invariant 22: a link in the tree, or one that somebody put there meanwhile."""
     (tmp_path / "outside").mkdir()
-    body = Content(1, 0, ((raw(warehouse.put((b"x",)).digest), 1),)).encode()
+    body = FileContent(1, 0, ((parse_digest(warehouse.put((b"x",)).digest), 1),)).encode()
     snapshot = publish(fill(tmp_path / "f", {b"d/file": b"1"}), warehouse)
     with pytest.raises(FalajError):
-        checkout(tree_with(warehouse, (b"d", LINK, b"e"), (b"d/file", FILE, Content(0).encode())), tmp_path / "a")
+        checkout_tree(
+            tree_with(warehouse, (b"d", MODE_LINK, b"e"), (b"d/file", MODE_FILE, FileContent(0).encode())),
+            tmp_path / "a",
+        )
     with pytest.raises(FalajError):
-        checkout(tree_with(warehouse, (b"d", FILE, body), (b"d/file", FILE, Content(0).encode())), tmp_path / "b")
-    checkout(snapshot, tmp_path / "out")
+        checkout_tree(
+            tree_with(warehouse, (b"d", MODE_FILE, body), (b"d/file", MODE_FILE, FileContent(0).encode())),
+            tmp_path / "b",
+        )
+    checkout_tree(snapshot, tmp_path / "out")
     (tmp_path / "out/d/file").unlink()
     (tmp_path / "out/d").rmdir()
     (tmp_path / "out/d").symlink_to(tmp_path / "outside")
     with pytest.raises(Conflict, match="a file or a link"):
-        checkout(snapshot, tmp_path / "out")
+        checkout_tree(snapshot, tmp_path / "out")
     (tmp_path / "out/d").unlink()
     (tmp_path / "out/d").mkdir()
     (tmp_path / "out/d/file").symlink_to(tmp_path / "outside/target")
     with pytest.raises(Conflict, match="in the way"):
-        checkout(snapshot, tmp_path / "out")
+        checkout_tree(snapshot, tmp_path / "out")
     assert list((tmp_path / "outside").iterdir()) == []
 
 
 def test_names_that_a_file_system_confuses() -> None:
     """Invariant 22."""
     for a, b in ((b"README", b"readme"), (b"D/x", b"d/y"), ("é".encode(), "e\u0301".encode()), ("ß".encode(), b"ss")):
-        names = Names()
+        names = FoldedNames()
         names.claim(a)
         names.claim(a)
         with pytest.raises(Conflict, match="one name"):
             names.claim(b)
-    names = Names()
+    names = FoldedNames()
     for path in (b"a/b/c", b"a/b/d", b"a/e", b"\xff", b"\xfe"):
         names.claim(path)
 
@@ -368,29 +374,29 @@ def loops(path: bytes) -> bool:
             st.lists(st.sampled_from([b"a", b"b", b"..", b".", b"", b"A", b"\xff", b".falaj"]), max_size=4).map(
                 b"/".join
             ),
-            st.sampled_from([FILE, LINK]),
+            st.sampled_from([MODE_FILE, MODE_LINK]),
             st.lists(st.sampled_from([b"a", b"b", b"..", b".", b""]), min_size=1, max_size=5).map(b"/".join),
         ),
         max_size=6,
         unique_by=lambda entry: entry[0],
     )
 )
-@example([(b"a", LINK, b"a//a")])
+@example([(b"a", MODE_LINK, b"a//a")])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 def test_no_tree_leads_out(tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[bytes, int, bytes]]) -> None:
     """Invariant 22, by trying: whatever the tree, nothing appears beside the folder and no link resolves out of it."""
     home = tmp_path_factory.mktemp("out")
     warehouse = Warehouse(home / "w")
-    receipt: Receipt = warehouse.put((b"x",))
-    body = Content(1, 0, ((raw(receipt.digest), 1),)).encode()
+    receipt: UploadReceipt = warehouse.put((b"x",))
+    body = FileContent(1, 0, ((parse_digest(receipt.digest), 1),)).encode()
     try:
-        with State(None) as state, Outbox(warehouse, None, state) as out:
+        with PublishState(None) as state, PublishOutbox(warehouse, None, state) as out:
             out.adopt(receipt)
             pages = PageWriter(out.page)
             for path, mode, target in sorted(entries):
-                pages.add(path, mode, target if mode == LINK and target else body)
+                pages.add(path, mode, target if mode == MODE_LINK and target else body)
             tree = out.finish(pages.finish(), len(entries), 0).tree
-        checkout(warehouse.open(tree), home / "x/y/out")
+        checkout_tree(warehouse.open(tree), home / "x/y/out")
     except FalajError:
         pass
     assert {path.name for path in home.iterdir()} <= {"w", "x"}
@@ -409,7 +415,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, warehouse: Warehouse) -
     snapshot = publish(fill(tmp_path / "f", {b"a": b"1"}), warehouse)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Unavailable):
-        checkout(snapshot, tmp_path / "file/out")
-    long = tree_with(warehouse, (b"n" * 300, FILE, Content(0).encode()))
+        checkout_tree(snapshot, tmp_path / "file/out")
+    long = tree_with(warehouse, (b"n" * 300, MODE_FILE, FileContent(0).encode()))
     with pytest.raises(Unavailable):
-        checkout(long, tmp_path / "out")
+        checkout_tree(long, tmp_path / "out")

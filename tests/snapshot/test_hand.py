@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from falaj.snapshot import hand
-from falaj.snapshot.scan import FOLDER
+from falaj.snapshot.folder_scan import OPEN_FOLDER_FLAGS
 
 
 class Ground(NamedTuple):
@@ -35,7 +35,7 @@ class Ground(NamedTuple):
 def ground(tmp_path: Path) -> Iterator[Ground]:
     for name in ("folder", "inbox"):
         (tmp_path / name).mkdir()
-    fds = (os.open(tmp_path / "folder", FOLDER), os.open(tmp_path / "inbox", FOLDER))
+    fds = (os.open(tmp_path / "folder", OPEN_FOLDER_FLAGS), os.open(tmp_path / "inbox", OPEN_FOLDER_FLAGS))
     yield Ground(tmp_path / "folder", tmp_path / "inbox", fds)
     for fd in fds:
         os.close(fd)

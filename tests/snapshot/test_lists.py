@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from falaj.snapshot import folder_scan
 from falaj.snapshot import lists as remembered
-from falaj.snapshot import scan
+from falaj.snapshot.folder_scan import iterate_runs, walk_files
 from falaj.snapshot.lists import Lists
-from falaj.snapshot.scan import runs, walk
-from falaj.snapshot.state import State
-from falaj.snapshot.write import publish_folder
+from falaj.snapshot.publish_state import PublishState
+from falaj.snapshot.publisher import publish_folder
 from tests.snapshot.folders import fill
 from tests.snapshot.warehouse import Warehouse
 
@@ -26,9 +26,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     def listed(fd: int, path: bytes) -> list[bytes]:
         found.append(path)
-        return scan.listed(fd, path)
+        return folder_scan.list_names(fd, path)
 
-    monkeypatch.setattr(remembered, "listed", listed)
+    monkeypatch.setattr(remembered, "list_names", listed)
     return found
 
 
@@ -43,18 +43,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _walked(folder: Path, state: Path) -> list[bytes]:
-    with State(state) as kept, Lists(kept) as lists:
-        return [run.prefix + name for run in runs(folder, (), lists.of) for name in reversed(run.names)]
+    with PublishState(state) as kept, Lists(kept) as lists:
+        return [run.prefix + name for run in iterate_runs(folder, (), lists.of) for name in reversed(run.names)]
 
 
 def _rows(state: Path) -> list[bytes]:
-    with State(state) as kept:
+    with PublishState(state) as kept:
         return [path for path, _ in kept.lists()]
 
 
 def test_a_large_folder_is_listed_once(folder: Path, tmp_path: Path, asked: list[bytes]) -> None:
     first = _walked(folder, tmp_path / "s")
-    assert first == [found.path for found in walk(folder)] == sorted(MANY | FEW)
+    assert first == [found.path for found in walk_files(folder)] == sorted(MANY | FEW)
     assert asked == [b"", b"large/", b"large/in/", b"small/"]
     assert _walked(folder, tmp_path / "s") == first
     assert asked[4:] == [b"", b"small/"]
@@ -79,7 +79,7 @@ def test_what_changed_in_it_is_found(folder: Path, tmp_path: Path, how: str) -> 
         for each in (large / "in").iterdir():
             each.unlink()
         (large / "in").rmdir()
-    there = [found.path for found in walk(folder)]
+    there = [found.path for found in walk_files(folder)]
     assert _walked(folder, tmp_path / "s") == there
     assert _walked(folder, tmp_path / "s") == there
     assert _rows(tmp_path / "s") == [b"large/", *([b"large/in/"] if how != "gone" else [])]
@@ -87,7 +87,7 @@ def test_what_changed_in_it_is_found(folder: Path, tmp_path: Path, how: str) -> 
 
 def test_a_young_folder_is_listed_again(tmp_path: Path, asked: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fill(tmp_path / "f", MANY)
-    monkeypatch.setattr("falaj.snapshot.state.RACY_NS", 3600 * 10**9)
+    monkeypatch.setattr("falaj.snapshot.publish_state.RACY_WINDOW_NS", 3600 * 10**9)
     assert _walked(folder, tmp_path / "s") == _walked(folder, tmp_path / "s") == sorted(MANY)
     assert asked.count(b"large/") == 2
 
@@ -104,10 +104,10 @@ def test_a_file_system_that_nobody_knows_is_asked_again(
 def test_a_publish_finds_what_was_put_into_a_folder_it_remembers(
     folder: Path, tmp_path: Path, warehouse: Warehouse, asked: list[bytes]
 ) -> None:
-    first = publish_folder(folder, warehouse, state=tmp_path / "s")
+    first = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     (folder / "large" / "new").write_bytes(b"new")
     (folder / "large" / "000").unlink()
     asked.clear()
-    second = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=tmp_path / "s")
+    second = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=tmp_path / "s")
     assert b"large/in/" not in asked
     assert second.tree.root == publish_folder(folder, Warehouse(tmp_path / "w")).tree.root

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt, FalajError, Invalid, NotFound
-from falaj.snapshot.checkout import checkout
-from falaj.snapshot.format import written
-from falaj.snapshot.read import Snapshot
-from falaj.snapshot.records import Tree
-from falaj.snapshot.verify import verify
-from falaj.snapshot.write import publish_folder
+from falaj.core.errors import CorruptData, FalajError, Invalid, NotFound
+from falaj.snapshot.checkout import checkout_tree
+from falaj.snapshot.publisher import publish_folder
+from falaj.snapshot.records import PublishedTree
+from falaj.snapshot.tree_format import format_digest
+from falaj.snapshot.tree_reader import TreeSnapshot
+from falaj.snapshot.verify import verify_tree
 from tests.snapshot.folders import fill, noise
 from tests.snapshot.warehouse import Warehouse
 
@@ -23,7 +23,7 @@ FILES = {b"a/%04d" % i: noise(40, i) for i in range(2_000)} | {b"big": noise(3_0
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Warehouse, Tree]:
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Warehouse, PublishedTree]:
     home = tmp_path_factory.mktemp("read")
     warehouse = Warehouse(home / "w")
     fill(home / "f", FILES)
@@ -31,7 +31,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Warehouse, Tree
     return warehouse, publish_folder(home / "f", warehouse).tree
 
 
-def test_entries_by_prefix(published: tuple[Warehouse, Tree]) -> None:
+def test_entries_by_prefix(published: tuple[Warehouse, PublishedTree]) -> None:
     snapshot = published[0].open(published[1])
     every = sorted([*FILES, b"link"])
     assert [entry.path for entry in snapshot.entries()] == every
@@ -39,7 +39,7 @@ def test_entries_by_prefix(published: tuple[Warehouse, Tree]) -> None:
         assert [entry.path for entry in snapshot.entries(prefix)] == [p for p in every if p.startswith(prefix)]
 
 
-def test_one_entry_touches_the_pages_on_its_way(published: tuple[Warehouse, Tree]) -> None:
+def test_one_entry_touches_the_pages_on_its_way(published: tuple[Warehouse, PublishedTree]) -> None:
     warehouse, tree = published
     snapshot = warehouse.open(tree)
     for path in (b"a/0000", b"a/1234", b"z", b"empty"):
@@ -53,7 +53,7 @@ def test_one_entry_touches_the_pages_on_its_way(published: tuple[Warehouse, Tree
 
 @given(start=st.integers(0, 3_100_000), length=st.integers(0, 400_000), path=st.sampled_from([b"big", b"z", b"empty"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-def test_any_range(published: tuple[Warehouse, Tree], start: int, length: int, path: bytes) -> None:
+def test_any_range(published: tuple[Warehouse, PublishedTree], start: int, length: int, path: bytes) -> None:
     snapshot = published[0].open(published[1])
     entry = snapshot.entry(path)
     assert b"".join(snapshot.read(entry, start, start + length)) == FILES[path][start : start + length]
@@ -63,7 +63,7 @@ def test_any_range(published: tuple[Warehouse, Tree], start: int, length: int, p
 @given(step=st.integers(1, 5_000), spoil=st.none() | st.integers(0, 5_000), short=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 def test_chunks_are_whole_and_right_in_whatever_blocks_they_come(
-    step: int, spoil: int | None, short: bool, published: tuple[Warehouse, Tree]
+    step: int, spoil: int | None, short: bool, published: tuple[Warehouse, PublishedTree]
 ) -> None:
     """Each chunk of a run comes once; where one was changed, or the end is missing, it and what follows do not."""
     warehouse, tree = published
@@ -72,15 +72,15 @@ def test_chunks_are_whole_and_right_in_whatever_blocks_they_come(
     (run,) = honest.plan(wanted)
 
     def blocks(_: str, start: int, stop: int | None) -> Iterator[bytes]:
-        data = bytearray(b"".join(warehouse.fetch(written(run.pack), start, stop)))
+        data = bytearray(b"".join(warehouse.fetch(format_digest(run.pack), start, stop)))
         if spoil is not None and spoil < len(data):
             data[spoil] ^= 1
         for at in range(0, len(data) - short, step):
             yield bytes(data[at : min(at + step, len(data) - short)])
 
-    snapshot, got = Snapshot(tree, blocks), dict[bytes, bytes]()
+    snapshot, got = TreeSnapshot(tree, blocks), dict[bytes, bytes]()
     hurt = spoil is not None and any(start <= spoil + run.start < start + length for _, start, length in run.chunks)
-    with pytest.raises(Corrupt) if hurt or short else contextlib.nullcontext():
+    with pytest.raises(CorruptData) if hurt or short else contextlib.nullcontext():
         for data, chunks in snapshot.each(run):
             assert not got.keys() & {digest for digest, _, _ in chunks}
             got |= {digest: bytes(data[begin:end]) for digest, begin, end in chunks}
@@ -88,7 +88,7 @@ def test_chunks_are_whole_and_right_in_whatever_blocks_they_come(
     assert hurt or short or got == wanted
 
 
-def test_a_range_fetches_little(published: tuple[Warehouse, Tree]) -> None:
+def test_a_range_fetches_little(published: tuple[Warehouse, PublishedTree]) -> None:
     warehouse, tree = published
     snapshot = warehouse.open(tree)
     entry = snapshot.entry(b"big")
@@ -97,7 +97,7 @@ def test_a_range_fetches_little(published: tuple[Warehouse, Tree]) -> None:
     assert sum((stop or 0) - start for _, start, stop in warehouse.fetched) <= 3 << 20
 
 
-def test_what_makes_no_sense_is_invalid(published: tuple[Warehouse, Tree]) -> None:
+def test_what_makes_no_sense_is_invalid(published: tuple[Warehouse, PublishedTree]) -> None:
     snapshot = published[0].open(published[1])
     with pytest.raises(Invalid):
         list(snapshot.read(snapshot.entry(b"big"), -1))
@@ -107,7 +107,7 @@ def test_what_makes_no_sense_is_invalid(published: tuple[Warehouse, Tree]) -> No
         list(snapshot.read(snapshot.entry(b"link")))
 
 
-def test_a_cache_saves_the_way(published: tuple[Warehouse, Tree], tmp_path: Path) -> None:
+def test_a_cache_saves_the_way(published: tuple[Warehouse, PublishedTree], tmp_path: Path) -> None:
     warehouse, tree = published
     assert len(list(warehouse.open(tree, tmp_path / "c").entries())) == len(FILES) + 1
     warehouse.fetched.clear()
@@ -148,10 +148,10 @@ def test_any_damage_is_found_before_use(tmp_path: Path, how: str) -> None:
             except FalajError:
                 wrong += 1
             assert wrong
-            with pytest.raises((Corrupt, NotFound)):
-                checkout(snapshot, tmp_path / "out")
+            with pytest.raises((CorruptData, NotFound)):
+                checkout_tree(snapshot, tmp_path / "out")
             for file in (tmp_path / "out").iterdir():
                 assert file.name == ".falaj" or file.read_bytes() == files[file.name.encode()]
             shutil.rmtree(tmp_path / "out")
         piece.write_bytes(good)
-    assert list(verify(warehouse.open(tree))) == []
+    assert list(verify_tree(warehouse.open(tree))) == []

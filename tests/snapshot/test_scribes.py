@@ -16,11 +16,11 @@ import pytest
 
 from falaj.core.errors import Conflict, Unavailable
 from falaj.snapshot import hand
-from falaj.snapshot.checkout import CheckedOut, checkout
-from falaj.snapshot.scan import FOLDER, stamp_of
+from falaj.snapshot.checkout import CheckoutSummary, checkout_tree
+from falaj.snapshot.checkout_target import CheckoutTarget
+from falaj.snapshot.folder_scan import OPEN_FOLDER_FLAGS, make_stamp
+from falaj.snapshot.publisher import publish_folder
 from falaj.snapshot.scribes import Order, Scribe, Scribes
-from falaj.snapshot.target import Target
-from falaj.snapshot.write import publish_folder
 from tests.snapshot.folders import content, fill, noise
 from tests.snapshot.warehouse import Warehouse
 
@@ -29,7 +29,7 @@ MANY = {b"d%d/f%d" % (i % 40, i): noise(i * 7, i) for i in range(600)}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path, FOLDER)
+    fd = os.open(tmp_path, OPEN_FOLDER_FLAGS)
     yield fd
     os.close(fd)
 
@@ -53,7 +53,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert started.wait(30), "nobody starts them"  # else the threads may have written all before
         return one(self)
 
-    monkeypatch.setattr("falaj.snapshot.checkout._MANY", 1)
+    monkeypatch.setattr("falaj.snapshot.checkout._MIN_FILES_FOR_PROCESSES", 1)
     monkeypatch.setattr(Scribe, "_send", counted)
     monkeypatch.setattr(Scribes, "start", noted)
     monkeypatch.setattr(Scribes, "one", waited)
@@ -69,13 +69,13 @@ def test_a_tree_written_by_others_is_the_same(tmp_path: Path, warehouse: Warehou
     (source / "d1/f1").chmod(0o755)
     snapshot = warehouse.open(publish_folder(source, warehouse).tree)
     told: list[int] = []
-    done = checkout(snapshot, tmp_path / "out", advance=told.append)
+    done = checkout_tree(snapshot, tmp_path / "out", advance=told.append)
     assert sum(soon) > 500
     assert content(tmp_path / "out") == content(source)
-    assert done == CheckedOut(602, snapshot.tree.size_bytes, 0)
+    assert done == CheckoutSummary(602, snapshot.tree.size_bytes, 0)
     assert sum(told) == snapshot.tree.size_bytes
     assert [name for name in os.listdir(tmp_path / "out/.falaj") if name.startswith("new-")] == []  # noqa: PTH208
-    assert checkout(snapshot, tmp_path / "out").kept == 602
+    assert checkout_tree(snapshot, tmp_path / "out").kept == 602
 
 
 def test_what_they_tell_is_the_stamp(tmp_path: Path, folder: int) -> None:
@@ -84,7 +84,7 @@ def test_what_they_tell_is_the_stamp(tmp_path: Path, folder: int) -> None:
         scribe.write(orders(folder, 3))
         stamps = scribe.finish()
         assert scribe.finish() == []
-    assert stamps == [stamp_of((tmp_path / f"f{i}").lstat()) for i in range(3)]
+    assert stamps == [make_stamp((tmp_path / f"f{i}").lstat()) for i in range(3)]
 
 
 def test_more_than_one_message_takes(tmp_path: Path, folder: int) -> None:
@@ -101,7 +101,7 @@ def test_more_than_one_message_takes(tmp_path: Path, folder: int) -> None:
         made = []
         for i in range(hand.BATCH_FOLDERS + 1):
             (tmp_path / f"d{i}").mkdir()
-            made.append(os.open(tmp_path / f"d{i}", FOLDER))
+            made.append(os.open(tmp_path / f"d{i}", OPEN_FOLDER_FLAGS))
         scribe.write(Order(fd, b"in", 0o666, memoryview(b"%d" % i)) for i, fd in enumerate(made))
         scribe.finish()
         for i, fd in enumerate(made):
@@ -132,11 +132,11 @@ def test_no_two_have_one_name(tmp_path: Path, warehouse: Warehouse) -> None:
     """Where few processes run, a number such as 14 is soon both a process and a file of the threads."""
     source = fill(tmp_path / "f", {b"large": noise(900_000)})
     entry = warehouse.open(publish_folder(source, warehouse).tree).entry(b"large")
-    with Target(tmp_path / "out") as target, closing(Scribes(target.inbox, target.new_name, 2)) as some:
+    with CheckoutTarget(tmp_path / "out") as target, closing(Scribes(target.inbox, target.new_name, 2)) as some:
         some.start()
         large = []
         for started in some._all:
-            target._count = itertools.count(int(str(started._process.pid), 16))  # the threads come by its number
+            target._name_counter = itertools.count(int(str(started._process.pid), 16))  # the threads come by its number
             large.append(target.large(entry))
         for turn in range(2):
             with some.one() as scribe:
@@ -144,7 +144,7 @@ def test_no_two_have_one_name(tmp_path: Path, warehouse: Warehouse) -> None:
                 scribe.write(orders(target.folder_of(b"in-%d/f" % turn)[0], 3))
                 assert len(scribe.finish()) == 3
         for file in large:
-            assert os.path.samestat(os.fstat(file._fd), os.stat(file._new, dir_fd=target.inbox)), "still its own"
+            assert os.path.samestat(os.fstat(file._fd), os.stat(file._inbox_name, dir_fd=target.inbox)), "still its own"
 
 
 def test_a_name_that_is_taken_stays_whose_it_is(tmp_path: Path, folder: int) -> None:
@@ -171,7 +171,7 @@ def test_where_none_can_be_started(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     source = fill(tmp_path / "f", MANY)
-    checkout(warehouse.open(publish_folder(source, warehouse).tree), tmp_path / "out")
+    checkout_tree(warehouse.open(publish_folder(source, warehouse).tree), tmp_path / "out")
     assert content(tmp_path / "out") == content(source)
     assert soon == []
 
@@ -180,8 +180,8 @@ HOLDER = """
 import os, sys, time
 from pathlib import Path
 from falaj.snapshot.scribes import Scribe
-from falaj.snapshot.target import Target
-target = Target(Path(sys.argv[1]))
+from falaj.snapshot.checkout_target import CheckoutTarget
+target = CheckoutTarget(Path(sys.argv[1]))
 scribe = Scribe(target.inbox, target.new_name())
 print(scribe._process.pid, flush=True)
 time.sleep(600)
@@ -198,12 +198,12 @@ def test_they_end_with_who_started_them(tmp_path: Path) -> None:
     owner.wait()
     owner.stdout.close()
     with pytest.raises(Conflict, match="another checkout"):
-        Target(tmp_path / "out")
+        CheckoutTarget(tmp_path / "out")
     os.kill(pid, signal.SIGCONT)
     deadline = time.monotonic() + 30
     while True:
         try:
-            with Target(tmp_path / "out"):
+            with CheckoutTarget(tmp_path / "out"):
                 return
         except Conflict:
             assert time.monotonic() < deadline
@@ -213,12 +213,12 @@ KILLED = """
 import sys
 from pathlib import Path
 import falaj.snapshot.checkout as module
-from falaj.snapshot.write import publish_folder
+from falaj.snapshot.publisher import publish_folder
 from tests.snapshot.warehouse import Warehouse
-module._MANY = 1
+module._MIN_FILES_FOR_PROCESSES = 1
 source, out = map(Path, sys.argv[1:])
 warehouse = Warehouse(out.with_name("store"))
-module.checkout(warehouse.open(publish_folder(source, warehouse).tree), out)
+module.checkout_tree(warehouse.open(publish_folder(source, warehouse).tree), out)
 sys.stdin.read()
 """
 
@@ -239,6 +239,6 @@ def test_killed_at_any_moment_no_half_file_has_a_name(tmp_path: Path, warehouse:
     for path, found in content(out).items():
         assert found == whole[path]
     snapshot = warehouse.open(publish_folder(source, warehouse).tree)
-    assert checkout(snapshot, out).kept >= count
+    assert checkout_tree(snapshot, out).kept >= count
     assert content(out) == whole
     assert [name for name in os.listdir(out / ".falaj") if name.startswith("new-")] == []  # noqa: PTH208

@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.snapshot import state as state_file
-from falaj.snapshot.scan import MARK_BYTES, mark, marks, meet, runs, stamp_of, walk
+from falaj.snapshot import publish_state as state_file
+from falaj.snapshot.folder_scan import (
+    MARK_BYTES,
+    collect_marks,
+    iterate_runs,
+    make_mark,
+    make_stamp,
+    stat_run,
+    walk_files,
+)
+from falaj.snapshot.page_reuse import compare_stamps
+from falaj.snapshot.publisher import WrittenTree, publish_folder
 from falaj.snapshot.stamps import Stamper
-from falaj.snapshot.verify import verify
-from falaj.snapshot.whole import look
-from falaj.snapshot.write import Written, publish_folder
+from falaj.snapshot.verify import verify_tree
 from tests.snapshot.folders import content, fill, noise
 from tests.snapshot.warehouse import Warehouse
 
@@ -48,28 +56,28 @@ def _edit(folder: Path, dice: random.Random, turn: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_history_of_changes_ends_where_one_publish_does(tmp_path: Path, warehouse: Warehouse, seed: int) -> None:
     folder, state, dice = fill(tmp_path / "f", MANY), tmp_path / "s", random.Random(seed)
-    done = publish_folder(folder, warehouse, state=state)
+    done = publish_folder(folder, warehouse, state_path=state)
     for turn in range(4):
         _edit(folder, dice, turn)
         told: list[int] = []
         base = warehouse.open(done.tree)
-        done = publish_folder(folder, warehouse, base=base, state=state, advance=told.append)
+        done = publish_folder(folder, warehouse, base=base, state_path=state, advance=told.append)
         fresh = publish_folder(folder, Warehouse(tmp_path / f"w{turn}"))
         assert done.tree.root == fresh.tree.root
         assert (done.tree.num_files, done.tree.size_bytes) == (fresh.tree.num_files, fresh.tree.size_bytes)
         assert sum(told) == done.tree.size_bytes
-    assert list(verify(warehouse.open(done.tree))) == []
+    assert list(verify_tree(warehouse.open(done.tree))) == []
 
 
 @pytest.mark.usefixtures("steady")
 def test_files_of_unchanged_pages_are_not_looked_up(tmp_path: Path, warehouse: Warehouse) -> None:
     folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
-    first = publish_folder(folder, warehouse, state=state)
+    first = publish_folder(folder, warehouse, state_path=state)
     fill(folder, {b"d05/x0851": b"new"})
     # Whoever looks a file up by its row would not find it any more, and read it.
     with sqlite3.connect(state) as db:
         db.execute("DELETE FROM files")
-    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=state)
     assert 0 < done.read_files < len(MANY) // 4
     assert done.read_files + done.kept_files == len(MANY)
 
@@ -77,64 +85,64 @@ def test_files_of_unchanged_pages_are_not_looked_up(tmp_path: Path, warehouse: W
 @pytest.mark.usefixtures("steady")
 def test_a_batch_that_no_page_needs_any_more_is_left_out(tmp_path: Path, warehouse: Warehouse) -> None:
     folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
-    done = publish_folder(folder, warehouse, state=state)
+    done = publish_folder(folder, warehouse, state_path=state)
     sizes = []
     for turn in range(5):
         fill(folder, {b"d05/x0851": b"turn %d" % turn})
-        done = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state=state)
+        done = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state_path=state)
         sizes.append(len(done.tree.batches))
     assert sizes == [2] * 5
-    assert list(verify(warehouse.open(done.tree))) == []
+    assert list(verify_tree(warehouse.open(done.tree))) == []
 
 
 @pytest.mark.usefixtures("steady")
 def test_pages_of_another_tree_or_with_a_flipped_bit_are_not_taken(tmp_path: Path, warehouse: Warehouse) -> None:
     folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
-    first = publish_folder(folder, warehouse, state=state)
+    first = publish_folder(folder, warehouse, state_path=state)
     with sqlite3.connect(state) as db:
         rows = db.execute("SELECT last, row FROM pages").fetchall()
         db.executemany("UPDATE pages SET row = ? WHERE last = ?", [(b"\1" + row[1:], last) for last, row in rows])
     fill(folder, {b"d05/x0851": b"new"})
-    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=state)
     assert done.tree.root == publish_folder(folder, Warehouse(tmp_path / "w")).tree.root
     fill(folder, {b"d05/x0852": b"new"})
     # The newest version is another than the one this folder was last published as.
-    other = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    other = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=state)
     assert other.tree.root == publish_folder(folder, Warehouse(tmp_path / "v")).tree.root
-    assert list(verify(warehouse.open(other.tree))) == []
+    assert list(verify_tree(warehouse.open(other.tree))) == []
 
 
 def test_a_young_file_keeps_its_page_from_being_taken(
     tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_file, "RACY_NS", 10**18)
+    monkeypatch.setattr(state_file, "RACY_WINDOW_NS", 10**18)
     folder, state = fill(tmp_path / "f", MANY), tmp_path / "s"
-    first: Written = publish_folder(folder, warehouse, state=state)
+    first: WrittenTree = publish_folder(folder, warehouse, state_path=state)
     with sqlite3.connect(state) as db:
         rows = [row for (row,) in db.execute("SELECT row FROM pages")]
     assert {row[32:64] for row in rows} == {bytes(32)}
-    again = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    again = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=state)
     assert again.tree.root == first.tree.root
 
 
 def test_runs_end_at_cuts_and_miss_nothing(tmp_path: Path) -> None:
     folder = fill(tmp_path / "f", {b"a": b"", b"b/1": b"", b"b/2": b"", b"b/c/3": b"", b"b-": b"", b"d": b""})
-    paths = [found.path for found in walk(folder)]
+    paths = [found.path for found in walk_files(folder)]
     assert paths == sorted(paths)
     for cuts in ([], [b"a"], [b"b/1", b"b/2"], [b"0", b"b/", b"b/c/3", b"zz"], paths, [b"!", b"~"]):
-        met = [(run.cut, found.path) for run in runs(folder, cuts) for found in meet(run)]
+        met = [(run.cut, found.path) for run in iterate_runs(folder, cuts) for found in stat_run(run)]
         assert [path for _, path in met] == paths
         assert [cut for cut, _ in met] == [sum(cut < path for cut in cuts) for path in paths]
-    assert look(folder, ()).fingerprint == look(folder, ()).fingerprint
+    assert compare_stamps(folder, ()).fingerprint == compare_stamps(folder, ()).fingerprint
 
 
 def test_many_at_a_time_are_marked_as_one_by_one_is(tmp_path: Path) -> None:
     folder = fill(tmp_path / "f", {b"a": b"1", b"b/1": b"", b"b/2\xff": b"22", b"b/c/3": b"", b"b-": b"x"})
     os.utime(folder / "a", ns=(-5_000_000_001, -5_000_000_001))
     (folder / "b" / "link").symlink_to("nowhere")
-    one_by_one = [mark(found.path, stamp_of(found.stat)) for found in walk(folder)]
+    one_by_one = [make_mark(found.path, make_stamp(found.stat)) for found in walk_files(folder)]
     for ask in (None, Stamper().of):
-        together = [marks(run, ask) for run in runs(folder)]
+        together = [collect_marks(run, ask) for run in iterate_runs(folder)]
         for part in (0, 1):
             assert b"".join(each[part] for each in one_by_one) == b"".join(each[part] for each in together)
         assert len(b"".join(each[1] for each in together)) == 6 * MARK_BYTES
@@ -173,30 +181,33 @@ def test_a_stamp_tells_every_change_that_a_stat_tells(tmp_path: Path) -> None:
 
 def test_what_goes_while_it_is_looked_at_is_gone_and_what_is_no_file_is_refused(tmp_path: Path) -> None:
     folder = fill(tmp_path / "f", {b"a": b"1", b"b": b"", b"c": b"2"})
-    for run in runs(folder):
+    for run in iterate_runs(folder):
         (folder / "b").unlink()
-        found = [mark(each.path, stamp_of(each.stat)) for each in walk(folder)]
+        found = [make_mark(each.path, make_stamp(each.stat)) for each in walk_files(folder)]
         for ask in (None, Stamper().of):
-            assert marks(run, ask) == (b"".join(path for path, _ in found), b"".join(stamp for _, stamp in found))
+            assert collect_marks(run, ask) == (
+                b"".join(path for path, _ in found),
+                b"".join(stamp for _, stamp in found),
+            )
         (folder / "a").unlink()
         (folder / "c").unlink()
-        assert marks(run) == (b"", b"")
+        assert collect_marks(run) == (b"", b"")
     os.mkfifo(folder / "pipe")
     with pytest.raises(Invalid, match="pipe is a pipe"):
-        look(folder, ())
+        compare_stamps(folder, ())
     with pytest.raises(Invalid, match="pipe is a pipe"):
-        [marks(run, Stamper().of) for run in runs(folder)]
+        [collect_marks(run, Stamper().of) for run in iterate_runs(folder)]
 
 
 @pytest.mark.usefixtures("steady")
 def test_an_unchanged_folder_is_known_by_its_stamps_after_any_history(tmp_path: Path, warehouse: Warehouse) -> None:
     folder, state, base = fill(tmp_path / "f", MANY), tmp_path / "s", None
     for turn in range(4):
-        done = publish_folder(folder, warehouse, base=base, state=state)
+        done = publish_folder(folder, warehouse, base=base, state_path=state)
         base = warehouse.open(done.tree)
         # Whoever passes the files would ask for the rows that are gone.
         with sqlite3.connect(state) as db:
             db.execute("DELETE FROM files")
-        again = publish_folder(folder, warehouse, base=base, state=state)
+        again = publish_folder(folder, warehouse, base=base, state_path=state)
         assert (again.kept_files, again.read_files, again.tree) == (len(content(folder)), 0, done.tree)
         fill(folder, {b"!first%d" % turn: b"x", b"d05/x0851": b"turn %d" % turn, b"zz%d" % turn: b"y"})

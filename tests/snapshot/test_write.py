@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from falaj.core.byte_channel import UploadReceipt
 from falaj.core.errors import Denied, Invalid, Unavailable
-from falaj.core.transfer import Receipt
 from falaj.snapshot import outbox
-from falaj.snapshot.scan import stamp_of
-from falaj.snapshot.state import State, is_settled
-from falaj.snapshot.verify import verify
-from falaj.snapshot.write import Written, compose, publish_folder
+from falaj.snapshot.folder_scan import make_stamp
+from falaj.snapshot.publish_state import PublishState, is_settled
+from falaj.snapshot.publisher import WrittenTree, compose_tree, publish_folder
+from falaj.snapshot.verify import verify_tree
 from tests.snapshot.folders import fill, noise
 from tests.snapshot.warehouse import Warehouse
 
@@ -31,7 +31,7 @@ FILES = {
 }
 
 
-def files_of(warehouse: Warehouse, done: Written) -> dict[bytes, bytes]:
+def files_of(warehouse: Warehouse, done: WrittenTree) -> dict[bytes, bytes]:
     snapshot = warehouse.open(done.tree)
     return {entry.path: b"".join(snapshot.read(entry)) for entry in snapshot.entries()}
 
@@ -49,11 +49,11 @@ def test_a_root_key_is_no_part_of_any_tree(tmp_path: Path, warehouse: Warehouse,
     files = {b"home/blobs/one": noise(900), b"home/keys/falaj.1.pub": b"1", path: b"falaj-root-1 plain AAAA"}
     folder, state = fill(tmp_path / "f", files), tmp_path / "state"
     with pytest.raises(Invalid, match=f"^{path.decode()} is a root key of a platform"):
-        publish_folder(folder, warehouse, state=state)
+        publish_folder(folder, warehouse, state_path=state)
     with pytest.raises(Invalid, match="is a root key"):
-        publish_folder(folder, warehouse, state=state)
+        publish_folder(folder, warehouse, state_path=state)
     (folder / os.fsdecode(path)).write_bytes(b"not a key any more")
-    assert publish_folder(folder, warehouse, state=state).tree.num_files == 3
+    assert publish_folder(folder, warehouse, state_path=state).tree.num_files == 3
 
 
 def test_nothing_of_a_platforms_home_is_read_before_it_is_refused(tmp_path: Path, warehouse: Warehouse) -> None:
@@ -119,25 +119,25 @@ def test_a_step_by_step_history_ends_where_one_publish_does(
     tmp_path = tmp_path_factory.mktemp("history")
     warehouse = Warehouse(tmp_path / "w")
     folder = fill(tmp_path / "f", files)
-    done = publish_folder(folder, warehouse, state=tmp_path / "s")
+    done = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     for path, data in edits:
         files = {**files, path: data} if data is not None else {k: v for k, v in files.items() if k != path}  # type: ignore[dict-item]
         (folder / os.fsdecode(path)).unlink(missing_ok=True)
         if data is not None:
             fill(folder, {path: data})
-        done = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state=tmp_path / "s")
+        done = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state_path=tmp_path / "s")
     assert files_of(warehouse, done) == files
     assert done.tree.root == publish_folder(folder, Warehouse(tmp_path / "w2")).tree.root
-    assert list(verify(warehouse.open(done.tree))) == []
+    assert list(verify_tree(warehouse.open(done.tree))) == []
 
 
 @pytest.mark.usefixtures("steady")
 def test_an_unchanged_folder_sends_and_reads_nothing(tmp_path: Path, warehouse: Warehouse) -> None:
     folder = fill(tmp_path / "f", FILES)
-    first = publish_folder(folder, warehouse, state=tmp_path / "s")
+    first = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     puts, fetched = len(warehouse.puts), len(warehouse.fetched)
     base = warehouse.open(first.tree)
-    again = publish_folder(folder, warehouse, base=base, state=tmp_path / "s")
+    again = publish_folder(folder, warehouse, base=base, state_path=tmp_path / "s")
     assert again.tree is base.tree
     assert (again.new_bytes, again.read_files, again.kept_files, again.receipts) == (0, 0, 5, ())
     assert (len(warehouse.puts), len(warehouse.fetched)) == (puts, fetched)
@@ -147,10 +147,10 @@ def test_an_unchanged_folder_sends_and_reads_nothing(tmp_path: Path, warehouse: 
 def test_only_what_changed_is_read_and_sent(tmp_path: Path, warehouse: Warehouse) -> None:
     """Invariant 16."""
     folder = fill(tmp_path / "f", {**FILES, **{b"many/%d" % i: noise(500, i) for i in range(500)}})
-    first = publish_folder(folder, warehouse, state=tmp_path / "s")
+    first = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     fill(folder, {b"many/7": b"new"})
     (folder / "many/8").unlink()
-    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=tmp_path / "s")
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=tmp_path / "s")
     assert (done.read_files, done.kept_files) == (1, 503)
     assert done.new_bytes < 60_000
     assert len(done.tree.batches) == 2
@@ -186,13 +186,13 @@ def test_old_batches_that_nothing_needs_are_left_out(tmp_path: Path, warehouse: 
 def test_a_tree_never_lies_in_too_many_batches(
     tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MANY_BATCHES", 5)
+    monkeypatch.setattr(outbox, "MAX_KEPT_BATCHES", 5)
     folder, files = tmp_path / "f", dict[bytes, bytes]()
     done = publish_folder(fill(folder, files), warehouse)
     for turn in range(12):
         files[b"%d" % turn] = noise(50, turn)
         fill(folder, files)
-        done = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state=tmp_path / "s")
+        done = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state_path=tmp_path / "s")
         assert len(done.tree.batches) <= 6
     assert files_of(warehouse, done) == files
 
@@ -200,8 +200,8 @@ def test_a_tree_never_lies_in_too_many_batches(
 def test_a_large_publish_has_several_batches(
     tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MOST_CHUNKS", 50)
-    monkeypatch.setattr(outbox, "PACK_BYTES", 20_000)
+    monkeypatch.setattr(outbox, "MAX_SHARD_CHUNKS", 50)
+    monkeypatch.setattr(outbox, "MAX_PACK_BYTES", 20_000)
     files = {b"%03d" % i: noise(1_000, i % 120) for i in range(200)}
     done = publish_folder(fill(tmp_path / "f", files), warehouse)
     assert len(done.tree.batches) >= 3
@@ -217,7 +217,7 @@ def test_a_base_whose_index_is_lost_is_done_without(tmp_path: Path, warehouse: W
     fill(folder, {b"new": b"1"})
     done = publish_folder(folder, warehouse, base=warehouse.open(first.tree))
     assert set(done.tree.batches).isdisjoint(first.tree.batches)
-    assert list(verify(warehouse.open(done.tree))) == []
+    assert list(verify_tree(warehouse.open(done.tree))) == []
 
 
 @pytest.mark.usefixtures("steady")
@@ -226,7 +226,7 @@ def test_killed_at_any_put_it_goes_on_where_it_stopped(
     tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
     """Invariant 18: what a failed publish sent is sent once, and what is published in the end is whole."""
-    monkeypatch.setattr(outbox, "PACK_BYTES", 300_000)
+    monkeypatch.setattr(outbox, "MAX_PACK_BYTES", 300_000)
     files = {b"%02d" % i: noise(50_000, i) for i in range(40)}
     folder = fill(tmp_path / "f", files)
     left = [stop_at]
@@ -238,16 +238,16 @@ def test_killed_at_any_put_it_goes_on_where_it_stopped(
 
     warehouse.before_put = stop
     with pytest.raises(Unavailable):
-        publish_folder(folder, warehouse, state=tmp_path / "s")
+        publish_folder(folder, warehouse, state_path=tmp_path / "s")
     sent = len(warehouse.puts)
     warehouse.before_put = lambda: None
-    done = publish_folder(folder, warehouse, state=tmp_path / "s")
+    done = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     assert files_of(warehouse, done) == files
     assert len({receipt.digest for receipt in warehouse.puts}) == len(warehouse.puts)
     assert done.new_bytes <= 2_000_000 - max(sent - 1, 0) * 250_000 + 50_000
     # Committed or not, the same again costs nothing.
     puts = len(warehouse.puts)
-    repeated = publish_folder(folder, warehouse, state=tmp_path / "s")
+    repeated = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     assert (repeated.tree, repeated.receipts) == (done.tree, done.receipts)
     assert len(warehouse.puts) == puts
 
@@ -255,28 +255,28 @@ def test_killed_at_any_put_it_goes_on_where_it_stopped(
 KILLED = """
 import os, sys
 from pathlib import Path
-from falaj.snapshot import outbox, state
-from falaj.snapshot.write import publish_folder
+from falaj.snapshot import outbox, publish_state
+from falaj.snapshot.publisher import publish_folder
 from tests.snapshot.warehouse import Warehouse
-outbox.PACK_BYTES, state.RACY_NS = 300_000, -10**18
+outbox.MAX_PACK_BYTES, publish_state.RACY_WINDOW_NS = 300_000, -10**18
 warehouse = Warehouse(Path(sys.argv[2]))
 def stop():
     if len(warehouse.puts) >= 4:
         os.kill(os.getpid(), 9)
 warehouse.before_put = stop
-publish_folder(Path(sys.argv[1]), warehouse, state=Path(sys.argv[3]))
+publish_folder(Path(sys.argv[1]), warehouse, state_path=Path(sys.argv[3]))
 """
 
 
 @pytest.mark.usefixtures("steady")
 def test_a_killed_process_leaves_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "PACK_BYTES", 300_000)
+    monkeypatch.setattr(outbox, "MAX_PACK_BYTES", 300_000)
     files = {b"%02d" % i: noise(50_000, i) for i in range(60)}
     folder = fill(tmp_path / "f", files)
     command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "w"), str(tmp_path / "s")]
     assert subprocess.run(command, check=False, cwd=Path.cwd()).returncode == -9
     warehouse = Warehouse(tmp_path / "w")
-    done = publish_folder(folder, warehouse, state=tmp_path / "s")
+    done = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     assert files_of(warehouse, done) == files
     assert done.kept_files >= 10
     assert done.new_bytes <= 60 * 50_000 - 2 * 300_000 + 60_000
@@ -285,18 +285,18 @@ def test_a_killed_process_leaves_a_journal(tmp_path: Path, monkeypatch: pytest.M
 def test_receipts_that_are_worth_nothing_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The house took back what was sent, or the state is of another thing: all is sent again, and no more is asked."""
     folder = fill(tmp_path / "f", FILES)
-    publish_folder(folder, Warehouse(tmp_path / "w1"), state=tmp_path / "s")
+    publish_folder(folder, Warehouse(tmp_path / "w1"), state_path=tmp_path / "s")
     other = Warehouse(tmp_path / "w2")
     fill(folder, {b"new": b"1"})
-    done = publish_folder(folder, other, state=tmp_path / "s")
+    done = publish_folder(folder, other, state_path=tmp_path / "s")
     assert files_of(other, done) == {**FILES, b"new": b"1"}
     monkeypatch.setattr(other, "bundle", _deny)
     fill(folder, {b"newer": b"1"})
     with pytest.raises(Denied):
-        publish_folder(folder, other, state=tmp_path / "s")
+        publish_folder(folder, other, state_path=tmp_path / "s")
 
 
-def _deny(_receipts: tuple[Receipt, ...]) -> Receipt:
+def _deny(_receipts: tuple[UploadReceipt, ...]) -> UploadReceipt:
     raise Denied("no", "no")
 
 
@@ -304,13 +304,13 @@ def test_bytes_in_the_journal_alone_are_not_believed(tmp_path: Path) -> None:
     """Whoever claims by a batch of the journal, unbundled elsewhere, gets what the house says; here the same tree."""
     folder = fill(tmp_path / "f", FILES)
     warehouse = Warehouse(tmp_path / "w")
-    first = publish_folder(folder, warehouse, state=tmp_path / "s")
+    first = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     with sqlite3.connect(tmp_path / "s") as db:
         db.execute("UPDATE batches SET data = zeroblob(200)")
     db.close()
-    done = publish_folder(folder, warehouse, state=tmp_path / "s")
+    done = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     assert done.tree.root == first.tree.root
-    assert list(verify(warehouse.open(done.tree))) == []
+    assert list(verify_tree(warehouse.open(done.tree))) == []
 
 
 @pytest.mark.parametrize("how", ["noise", "empty", "cut", "flip", "foreign", "folder"])
@@ -318,7 +318,7 @@ def test_bytes_in_the_journal_alone_are_not_believed(tmp_path: Path) -> None:
 def test_a_spoiled_state_is_thrown_away(tmp_path: Path, warehouse: Warehouse, how: str) -> None:
     files = {**FILES, **{b"many/%d" % i: noise(300, i) for i in range(300)}}
     folder, state = fill(tmp_path / "f", files), tmp_path / "s"
-    first = publish_folder(folder, warehouse, state=state)
+    first = publish_folder(folder, warehouse, state_path=state)
     data = bytearray(state.read_bytes())
     if how == "foreign":
         state.unlink()
@@ -333,38 +333,38 @@ def test_a_spoiled_state_is_thrown_away(tmp_path: Path, warehouse: Warehouse, ho
             data[at] ^= 0xFF
         state.write_bytes({"noise": noise(5_000), "empty": b"", "cut": data[: len(data) // 2], "flip": data}[how])
     fill(folder, {b"new": b"1"})
-    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=state)
     assert files_of(warehouse, done) == {**files, b"new": b"1"}
-    third = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state=state)
+    third = publish_folder(folder, warehouse, base=warehouse.open(done.tree), state_path=state)
     assert third.tree == done.tree
 
 
 @pytest.mark.usefixtures("steady")
 def test_a_flipped_row_is_not_believed(tmp_path: Path, warehouse: Warehouse) -> None:
     folder, state = fill(tmp_path / "f", FILES), tmp_path / "s"
-    first = publish_folder(folder, warehouse, state=state)
+    first = publish_folder(folder, warehouse, state_path=state)
     with sqlite3.connect(state) as db:
         ((row,),) = db.execute("SELECT row FROM files WHERE path = ?", (b"a/one",))
         spoiled = row[:50] + bytes([row[50] ^ 1]) + row[51:]
         db.execute("UPDATE files SET row = ? WHERE path = ?", (spoiled, b"a/one"))
         db.execute("DELETE FROM meta WHERE key = 'fingerprint'")
     db.close()
-    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=state)
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=state)
     assert (done.read_files, done.tree) == (1, first.tree)
 
 
 def test_two_publishes_may_share_a_state(tmp_path: Path, warehouse: Warehouse) -> None:
     folder = fill(tmp_path / "f", FILES)
-    with State(tmp_path / "s"):
-        done = publish_folder(folder, warehouse, state=tmp_path / "s")
+    with PublishState(tmp_path / "s"):
+        done = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     assert files_of(warehouse, done) == FILES
 
 
 def test_a_young_file_is_read_again(tmp_path: Path, warehouse: Warehouse) -> None:
     """Written twice within one tick of the clock, a file may keep its stamp: until it is old enough it is read."""
     folder = fill(tmp_path / "f", {b"a": b"1"})
-    first = publish_folder(folder, warehouse, state=tmp_path / "s")
-    second = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=tmp_path / "s")
+    first = publish_folder(folder, warehouse, state_path=tmp_path / "s")
+    second = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=tmp_path / "s")
     assert second.read_files == 1
 
 
@@ -372,7 +372,7 @@ def test_how_old_a_file_must_be(tmp_path: Path) -> None:
     """What counts is the time of change: a file may say of itself that it is of tomorrow."""
     fill(tmp_path, {b"a": b"1"})
     os.utime(tmp_path / "a", (9e9, 9e9))
-    stamp = stamp_of((tmp_path / "a").stat())
+    stamp = make_stamp((tmp_path / "a").stat())
     changed = (tmp_path / "a").stat().st_ctime_ns
     assert [is_settled(stamp, changed + ns) for ns in (0, 10_000_000, 3_000_000_000)] == [False, False, True]
 
@@ -380,21 +380,21 @@ def test_how_old_a_file_must_be(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("steady")
 def test_the_same_size_and_time_do_not_deceive(tmp_path: Path, warehouse: Warehouse) -> None:
     folder = fill(tmp_path / "f", {b"a": b"one"})
-    first = publish_folder(folder, warehouse, state=tmp_path / "s")
+    first = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     found = (folder / "a").stat()
     (tmp_path / "b").write_bytes(b"two")
     (tmp_path / "b").rename(folder / "a")
     os.utime(folder / "a", ns=(found.st_atime_ns, found.st_mtime_ns))
-    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=tmp_path / "s")
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=tmp_path / "s")
     assert files_of(warehouse, done) == {b"a": b"two"}
 
 
 def test_a_file_with_many_pieces_is_kept_by_its_recipe(tmp_path: Path, warehouse: Warehouse, steady: None) -> None:
     del steady
     folder = fill(tmp_path / "f", {b"big": noise(6_000_000), b"small": b"1"})
-    first = publish_folder(folder, warehouse, state=tmp_path / "s")
+    first = publish_folder(folder, warehouse, state_path=tmp_path / "s")
     fill(folder, {b"small": b"2"})
-    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state=tmp_path / "s")
+    done = publish_folder(folder, warehouse, base=warehouse.open(first.tree), state_path=tmp_path / "s")
     assert (done.read_files, done.kept_files) == (1, 1)
     assert warehouse.open(done.tree).entry(b"big").content.depth == 1
 
@@ -409,27 +409,27 @@ def test_compose_copies_nothing(tmp_path: Path, warehouse: Warehouse) -> None:
     data = {b"m/%d" % i: noise(i * 100_000, i) for i in range(5)} | {b"m/5": noise(100_000, 1), b"big": noise(18 << 20)}
     sent = [(path, warehouse.put((blob,))) for path, blob in data.items()]
     puts = len(warehouse.puts)
-    done = compose(sent, warehouse)
+    done = compose_tree(sent, warehouse)
     assert len(warehouse.puts) == puts + 2
     assert done.new_bytes < 2_000
     assert files_of(warehouse, done) == data
     snapshot = warehouse.open(done.tree)
     big = snapshot.entry(b"big")
     assert b"".join(snapshot.read(big, 17 << 20, (17 << 20) + 9)) == data[b"big"][17 << 20 : (17 << 20) + 9]
-    assert list(verify(snapshot)) == []
+    assert list(verify_tree(snapshot)) == []
 
 
 def test_compose_refuses_paths_that_leave_and_names_twice(warehouse: Warehouse) -> None:
     receipt = warehouse.put((b"x",))
     for files in ([(b"../x", receipt)], [(b"a", receipt), (b"a", receipt)]):
         with pytest.raises(Invalid):
-            compose(files, warehouse)
+            compose_tree(files, warehouse)
 
 
 def test_compose_of_many(tmp_path: Path, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MOST_PACKS", 30)
+    monkeypatch.setattr(outbox, "MAX_SHARD_PACKS", 30)
     data = {b"%03d" % i: noise(20, i) for i in range(100)}
-    done = compose([(path, warehouse.put((blob,))) for path, blob in data.items()], warehouse)
+    done = compose_tree([(path, warehouse.put((blob,))) for path, blob in data.items()], warehouse)
     assert len(done.tree.batches) >= 3
     assert files_of(warehouse, done) == data
 
@@ -437,11 +437,11 @@ def test_compose_of_many(tmp_path: Path, warehouse: Warehouse, monkeypatch: pyte
 MILLION = """
 import sys
 from pathlib import Path
-from falaj.snapshot.write import publish_folder
+from falaj.snapshot.publisher import publish_folder
 from tests.snapshot.warehouse import Warehouse
 warehouse = Warehouse(Path(sys.argv[2]))
-done = publish_folder(Path(sys.argv[1]), warehouse, state=Path(sys.argv[3]))
-again = publish_folder(Path(sys.argv[1]), warehouse, base=warehouse.open(done.tree), state=Path(sys.argv[3]))
+done = publish_folder(Path(sys.argv[1]), warehouse, state_path=Path(sys.argv[3]))
+again = publish_folder(Path(sys.argv[1]), warehouse, base=warehouse.open(done.tree), state_path=Path(sys.argv[3]))
 assert again.tree == done.tree
 # What getrusage calls the most begins with what the process had that started this one: pytest, after many tests.
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from falaj.core.byte_channel import UploadReceipt
 from falaj.core.errors import Denied, NotFound
-from falaj.core.transfer import Receipt
-from falaj.snapshot.read import Snapshot
-from falaj.snapshot.records import Tree
+from falaj.snapshot.records import PublishedTree
+from falaj.snapshot.tree_reader import TreeSnapshot
 
 
 class Warehouse:
@@ -19,13 +19,13 @@ class Warehouse:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.puts: list[Receipt] = []
+        self.puts: list[UploadReceipt] = []
         self.bundles: dict[str, tuple[str, ...]] = {}
         self.fetched: list[tuple[str, int, int | None]] = []
         self.before_put: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 
-    def put(self, chunks: Iterable[bytes]) -> Receipt:
+    def put(self, chunks: Iterable[bytes]) -> UploadReceipt:
         with self._lock:
             self.before_put()
             data = b"".join(chunks)
@@ -34,7 +34,7 @@ class Warehouse:
             self.puts.append(receipt)
             return receipt
 
-    def bundle(self, receipts: tuple[Receipt, ...]) -> Receipt:
+    def bundle(self, receipts: tuple[UploadReceipt, ...]) -> UploadReceipt:
         assert 0 < len(receipts) <= 4096
         for receipt in receipts:
             if receipt != self._receipt(receipt.digest, receipt.size) or not self.path(receipt.digest).exists():
@@ -56,7 +56,7 @@ class Warehouse:
         except FileNotFoundError:
             raise NotFound(f"there is no {digest}", "restore it") from None
 
-    def open(self, tree: Tree, cache: Path | None = None) -> Snapshot:
+    def open(self, tree: PublishedTree, cache: Path | None = None) -> TreeSnapshot:
         """A tree of ours, readable only through what its batches hold."""
         held = {part for batch in tree.batches for part in self.bundles[batch.bundle]}
 
@@ -65,10 +65,10 @@ class Warehouse:
                 raise Denied(f"the tree does not hold {digest}", "ask for what it names")
             return self.fetch(digest, start, stop)
 
-        return Snapshot(tree, fetch, cache)
+        return TreeSnapshot(tree, fetch, cache)
 
     def path(self, digest: str) -> Path:
         return self.folder / digest.removeprefix("b3:")
 
-    def _receipt(self, digest: str, size: int) -> Receipt:
-        return Receipt(digest, size, hashlib.sha256(f"{self.folder} {digest} {size}".encode()).hexdigest())
+    def _receipt(self, digest: str, size: int) -> UploadReceipt:
+        return UploadReceipt(digest, size, hashlib.sha256(f"{self.folder} {digest} {size}".encode()).hexdigest())

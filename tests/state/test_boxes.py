@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from falaj.core.errors import Invalid
-from falaj.state.boxes import Box, Holding, cut, held, overlap, share
-from falaj.state.checkpoints import Checkpoints
+from falaj.state.checkpoints import CheckpointStore
+from falaj.state.tensor_boxes import OwnedBox, TensorBox, cut_box, find_overlap, find_owned_box, split_share
 from tests.state.ranks import together
 
 SHAPES = st.lists(st.integers(1, 7), max_size=4).map(tuple)
@@ -25,7 +25,7 @@ SHAPES = st.lists(st.integers(1, 7), max_size=4).map(tuple)
 @given(SHAPES, st.integers(1, 50))
 def test_cut_covers_each_item_once_in_rows_of_memory(shape: tuple[int, ...], most: int) -> None:
     filled = torch.zeros(shape, dtype=torch.int64)
-    for box in cut(Box((0,) * len(shape), shape), most):
+    for box in cut_box(TensorBox((0,) * len(shape), shape), most):
         view = filled[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]
         assert view.is_contiguous()
         assert 0 < box.items <= most
@@ -35,20 +35,20 @@ def test_cut_covers_each_item_once_in_rows_of_memory(shape: tuple[int, ...], mos
 
 @given(st.data(), SHAPES)
 def test_overlap_is_what_both_cover(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    counts, boxes = torch.zeros(shape, dtype=torch.int64), list[Box]()
+    counts, boxes = torch.zeros(shape, dtype=torch.int64), list[TensorBox]()
     for _ in range(2):
         at = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
         size = tuple(data.draw(st.integers(1, n - a)) for a, n in zip(at, shape, strict=True))
-        boxes.append(Box(at, size))
+        boxes.append(TensorBox(at, size))
         counts[tuple(slice(a, a + n) for a, n in zip(at, size, strict=True))] += 1
-    both = overlap(*boxes)
+    both = find_overlap(*boxes)
     assert int((counts == 2).sum()) == (both.items if both else 0)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 300), min_size=1, max_size=3).map(tuple), st.text(max_size=9))
 def test_of_copies_each_item_is_written_once_and_evenly(world: int, shape: tuple[int, ...], name: str) -> None:
-    holding = Holding(Box((0,) * len(shape), shape), tuple(range(world)))
-    written = [sum(box.items for box in share(name, holding, rank, 8)) for rank in range(world)]
+    holding = OwnedBox(TensorBox((0,) * len(shape), shape), tuple(range(world)))
+    written = [sum(box.items for box in split_share(name, holding, rank, 8)) for rank in range(world)]
     assert sum(written) == prod(shape)
     if len(shape) == 1 and shape[0] * 8 >= world << 16:
         assert max(written) - min(written) <= world
@@ -96,13 +96,13 @@ CHAIN = [
 
 def test_any_layout_reads_any_other(tmp_path: Path) -> None:
     """Each link of the chain loads what the one before saved, compares it with the truth, and saves it its own way."""
-    first = Checkpoints(tmp_path / "kept", keep=2)
+    first = CheckpointStore(tmp_path / "kept", keep=2)
     first.save(0, full(), {})
     first.close()
     for step, (world, layout) in enumerate(CHAIN, start=1):
 
         def work(rank: int, world: int = world, layout: str = layout, step: int = step) -> None:
-            saves = Checkpoints(tmp_path / "kept", rank=rank, world=world, keep=2, attempt=str(step))
+            saves = CheckpointStore(tmp_path / "kept", rank=rank, world=world, keep=2, attempt=str(step))
             held_now = tensors(world, layout)
             found = saves.newest() if rank == 0 else None
             said = [found]
@@ -127,6 +127,6 @@ def test_sums_that_are_not_made_cannot_be_saved(tmp_path: Path) -> None:
         del rank
         half = DTensor.from_local(torch.ones(3), init_device_mesh("cpu", (1,)), [Partial()])
         with pytest.raises(Invalid, match="cannot be saved"):
-            held(half, (0,))
+            find_owned_box(half, (0,))
 
     together(1, work, tmp_path / "meet")

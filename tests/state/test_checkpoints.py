@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from falaj.core.errors import Invalid
-from falaj.state.checkpoints import Checkpoints
-from falaj.state.files import names
+from falaj.state.checkpoint_folder import list_names
+from falaj.state.checkpoints import CheckpointStore
 
 torch.set_num_threads(1)
 
@@ -44,23 +44,23 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.fixture
-def saves(tmp_path: Path) -> Iterator[Checkpoints]:
-    made = Checkpoints(tmp_path, keep=2)
+def saves(tmp_path: Path) -> Iterator[CheckpointStore]:
+    made = CheckpointStore(tmp_path, keep=2)
     yield made
     made.close()
 
 
-def test_nothing_is_found_where_nothing_was_saved(saves: Checkpoints) -> None:
+def test_nothing_is_found_where_nothing_was_saved(saves: CheckpointStore) -> None:
     assert saves.newest() is None
     assert saves.settle() == -1
     assert saves.problems() == []
 
 
-def test_every_kind_of_tensor_comes_back(saves: Checkpoints, tmp_path: Path) -> None:
+def test_every_kind_of_tensor_comes_back(saves: CheckpointStore, tmp_path: Path) -> None:
     tensors = state()
     assert saves.save(7, tensors, {"lr": 0.1, "deep": {"list": [1, None, "x"]}}) >= 0
     assert saves.settle() == 7
-    again = Checkpoints(tmp_path)
+    again = CheckpointStore(tmp_path)
     found = again.newest()
     assert found is not None
     assert (found.step, found.meta, found.passed_over) == (7, {"lr": 0.1, "deep": {"list": [1, None, "x"]}}, ())
@@ -68,10 +68,10 @@ def test_every_kind_of_tensor_comes_back(saves: Checkpoints, tmp_path: Path) -> 
     again.load(found, filled)
     again.close()
     assert same(filled, tensors)
-    assert names(tmp_path / "parts") == set()
+    assert list_names(tmp_path / "parts") == set()
 
 
-def test_tensors_may_change_once_save_returned(saves: Checkpoints) -> None:
+def test_tensors_may_change_once_save_returned(saves: CheckpointStore) -> None:
     tensors = state()
     wanted = {name: tensor.clone() for name, tensor in tensors.items()}
     saves.save(1, tensors, {})
@@ -83,7 +83,7 @@ def test_tensors_may_change_once_save_returned(saves: Checkpoints) -> None:
     assert same(filled, wanted)
 
 
-def test_another_shape_or_name_or_dtype_is_told(saves: Checkpoints) -> None:
+def test_another_shape_or_name_or_dtype_is_told(saves: CheckpointStore) -> None:
     saves.save(1, {"w": torch.ones(3, 4)}, {})
     saves.settle()
     found = saves.newest()
@@ -100,10 +100,10 @@ def test_another_shape_or_name_or_dtype_is_told(saves: Checkpoints) -> None:
     assert target["v"].sum() == 10
 
 
-def test_what_is_copied_later_is_what_it_was_at_the_fence(saves: Checkpoints) -> None:
+def test_what_is_copied_later_is_what_it_was_at_the_fence(saves: CheckpointStore) -> None:
     tensors = state(4)
     wanted = {name: tensor.clone() for name, tensor in tensors.items()}
-    saves.save(1, tensors, {}, later={"big", "bf16"})
+    saves.save(1, tensors, {}, late_names={"big", "bf16"})
     for name in tensors.keys() - {"big", "bf16"}:
         tensors[name].zero_()
     saves.fence()
@@ -115,7 +115,7 @@ def test_what_is_copied_later_is_what_it_was_at_the_fence(saves: Checkpoints) ->
     assert same(filled, wanted)
 
 
-def test_memory_is_got_once_and_again_when_the_state_is_another(saves: Checkpoints) -> None:
+def test_memory_is_got_once_and_again_when_the_state_is_another(saves: CheckpointStore) -> None:
     tensors = state()
     saves.warm(tensors)
     where = [pack.memory.data_ptr() for pack in saves._snapshot.packs]
@@ -129,7 +129,7 @@ def test_memory_is_got_once_and_again_when_the_state_is_another(saves: Checkpoin
 
 def test_no_save_is_lost_however_fast_they_come(tmp_path: Path) -> None:
     """One that comes while the last still writes waits for it."""
-    saves = Checkpoints(tmp_path, keep=99)
+    saves = CheckpointStore(tmp_path, keep=99)
     for step in range(20):
         saves.save(step, {"w": torch.full((300_000,), float(step))}, {"step": step})
     assert saves.settle() == 19
@@ -145,7 +145,7 @@ def test_no_save_is_lost_however_fast_they_come(tmp_path: Path) -> None:
     saves.close()
 
 
-def test_meta_is_plain_and_kept_as_it_was(saves: Checkpoints) -> None:
+def test_meta_is_plain_and_kept_as_it_was(saves: CheckpointStore) -> None:
     meta = {"order": [1]}
     saves.save(1, {"w": torch.ones(1)}, meta)
     meta["order"].append(2)
@@ -157,7 +157,7 @@ def test_meta_is_plain_and_kept_as_it_was(saves: Checkpoints) -> None:
         saves.save(2, {"w": torch.ones(1)}, {"what": object()})
 
 
-def test_parameters_are_filled_in_place_and_stay_leaves(saves: Checkpoints) -> None:
+def test_parameters_are_filled_in_place_and_stay_leaves(saves: CheckpointStore) -> None:
     layer = torch.nn.Linear(3, 3)
     wanted = layer.weight.detach().clone()
     saves.save(1, dict(layer.named_parameters()), {})
@@ -170,6 +170,6 @@ def test_parameters_are_filled_in_place_and_stay_leaves(saves: Checkpoints) -> N
     layer(torch.ones(1, 3)).sum().backward()
 
 
-def test_a_model_without_memory_is_told(saves: Checkpoints) -> None:
+def test_a_model_without_memory_is_told(saves: CheckpointStore) -> None:
     with pytest.raises(Invalid, match="meta device"):
         saves.save(1, {"w": torch.empty(3, device="meta")}, {})

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt
-from falaj.state.checkpoints import Checkpoints, Found
-from falaj.state.format import understand
+from falaj.core.errors import CorruptData
+from falaj.state.checkpoints import CheckpointStore, FoundCheckpoint
+from falaj.state.manifest import parse_manifest
 from tests.state.ranks import together
 from tests.state.test_checkpoints import blank, same, state
 from tests.state.test_memory import every, tell
@@ -23,16 +23,16 @@ from tests.state.test_memory import every, tell
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the steps 1 and 2."""
     folder = tmp_path_factory.mktemp("two")
-    saves = Checkpoints(folder)
+    saves = CheckpointStore(folder)
     for step in (1, 2):
         saves.save(step, state(step), {"lr": 1e-05})
     saves.close()
     return folder
 
 
-def restored(folder: Path) -> Found:
+def restored(folder: Path) -> FoundCheckpoint:
     """What is found and loaded, after comparing it bit by bit with what was saved."""
-    saves, filled = Checkpoints(folder), blank(state())
+    saves, filled = CheckpointStore(folder), blank(state())
     found = saves.restore(filled)
     saves.close()
     assert found is not None
@@ -48,7 +48,7 @@ def test_a_flipped_bit_anywhere_is_seen(
     folder = tmp_path_factory.mktemp("flip")
     shutil.copytree(two, folder, dirs_exist_ok=True)
     newest = folder / "step-2.json"
-    pieces = [folder / "pieces" / name for name in sorted(understand(newest.read_bytes()).files)]
+    pieces = [folder / "pieces" / name for name in sorted(parse_manifest(newest.read_bytes()).files)]
     victim = data.draw(st.sampled_from([newest, *pieces]))
     size = victim.stat().st_size
     at = data.draw(st.one_of(st.integers(0, size - 1), st.sampled_from([0, size - 1, size // 2])))
@@ -58,7 +58,7 @@ def test_a_flipped_bit_anywhere_is_seen(
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ (1 << bit)]))
-    verified = Checkpoints(folder, rank=1, world=2, attempt="looks").newest()
+    verified = CheckpointStore(folder, rank=1, world=2, attempt="looks").newest()
     found = restored(folder)
     assert verified is not None
     assert verified.step == found.step
@@ -89,7 +89,7 @@ def _empty(folder: Path) -> None:
 
 
 def _first_piece(folder: Path) -> Path:
-    return folder / "pieces" / min(understand((folder / "step-2.json").read_bytes()).files)
+    return folder / "pieces" / min(parse_manifest((folder / "step-2.json").read_bytes()).files)
 
 
 def _deleted(folder: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_newer_format_is_left_for_who_can_read_it(two: Path, tmp_path: Path) -
     found = restored(tmp_path)
     assert found.step == 1
     assert "format 99" in found.passed_over[0]
-    saves = Checkpoints(tmp_path, keep=1)
+    saves = CheckpointStore(tmp_path, keep=1)
     for step in (3, 4):
         saves.save(step, state(step), {})
     saves.close()
@@ -133,13 +133,13 @@ def test_a_newer_format_is_left_for_who_can_read_it(two: Path, tmp_path: Path) -
 
 def test_nothing_is_touched_when_a_piece_is_broken(two: Path, tmp_path: Path) -> None:
     shutil.copytree(two, tmp_path, dirs_exist_ok=True)
-    saves, filled = Checkpoints(tmp_path), blank(state())
+    saves, filled = CheckpointStore(tmp_path), blank(state())
     found = saves.newest(verify=False)
     assert found is not None
     with _first_piece(tmp_path).open("r+b") as file:
         file.write(b"garbage")
     assert not saves.check(found)
-    with pytest.raises(Corrupt, match="not what was written"):
+    with pytest.raises(CorruptData, match="not what was written"):
         saves.load(found, filled)
     saves.close()
     assert same(filled, blank(state()))
@@ -149,16 +149,16 @@ def test_what_one_rank_finds_broken_no_rank_loads(tmp_path: Path) -> None:
     """Rank 1 alone needs the broken piece; rank 0 chose the checkpoint without reading it."""
 
     def work(rank: int) -> None:
-        saves = Checkpoints(tmp_path / "kept", rank=rank, world=2, peers=(rank,))
+        saves = CheckpointStore(tmp_path / "kept", rank=rank, world=2, peers=(rank,))
         for step in (1, 2):
             saves.save(step, {f"w{rank}": torch.full((9,), 10.0 * rank + step)}, {})
             saves.settle()
         dist.barrier()
         if rank == 1:
-            manifest = understand((tmp_path / "kept" / "step-2.json").read_bytes())
+            manifest = parse_manifest((tmp_path / "kept" / "step-2.json").read_bytes())
             (tmp_path / "kept" / "pieces" / manifest.tensors["w1"].pieces[0].file).write_bytes(bytes(64))
         dist.barrier()
-        again, target = Checkpoints(tmp_path / "kept", rank=rank, world=2, peers=(rank,)), torch.zeros(9)
+        again, target = CheckpointStore(tmp_path / "kept", rank=rank, world=2, peers=(rank,)), torch.zeros(9)
         found = again.restore({f"w{rank}": target}, tell, every)
         assert found is not None
         assert (found.step, len(found.passed_over)) == (1, 1)
@@ -168,7 +168,7 @@ def test_what_one_rank_finds_broken_no_rank_loads(tmp_path: Path) -> None:
 
 
 def test_pieces_that_are_the_same_are_one(tmp_path: Path) -> None:
-    saves, tensors = Checkpoints(tmp_path), {f"moment{n}": torch.zeros(2_000_000) for n in range(5)}
+    saves, tensors = CheckpointStore(tmp_path), {f"moment{n}": torch.zeros(2_000_000) for n in range(5)}
     saves.save(1, tensors, {})
     saves.settle()
     assert len(list((tmp_path / "pieces").iterdir())) == 1
@@ -183,10 +183,10 @@ def test_a_rotten_piece_is_written_again(two: Path, tmp_path: Path) -> None:
     shutil.copytree(two, tmp_path, dirs_exist_ok=True)
     with _first_piece(tmp_path).open("r+b") as file:
         file.write(b"garbage")
-    saves = Checkpoints(tmp_path)
+    saves = CheckpointStore(tmp_path)
     saves.save(3, state(2), {})
     saves.close()
-    again, filled = Checkpoints(tmp_path), blank(state())
+    again, filled = CheckpointStore(tmp_path), blank(state())
     found = again.newest()
     again.close()
     assert found is not None
@@ -196,7 +196,7 @@ def test_a_rotten_piece_is_written_again(two: Path, tmp_path: Path) -> None:
 
 def test_a_manifest_that_was_replaced_is_not_the_one_that_was_chosen(two: Path, tmp_path: Path) -> None:
     shutil.copytree(two, tmp_path, dirs_exist_ok=True)
-    saves = Checkpoints(tmp_path)
+    saves = CheckpointStore(tmp_path)
     found = saves.newest()
     assert found is not None
     saves.save(2, state(3), {})

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from falaj.state.checkpoints import Checkpoints, Found
-from falaj.state.files import names
-from falaj.state.memory import Memory, partner
+from falaj.state.checkpoint_folder import list_names
+from falaj.state.checkpoints import CheckpointStore, FoundCheckpoint
+from falaj.state.node_memory import NodeMemory, find_partner
 from tests.state.ranks import end, fork, joined, together
 from tests.state.test_boxes import full, tensors
 from tests.state.test_checkpoints import blank, same, state
@@ -26,16 +26,16 @@ from tests.state.test_publishing import until_written
     [([0], [0]), ([0, 0], [0, 1]), ([0, 1], [1, 0]), ([0, 0, 1, 1], [2, 3, 0, 1]), ([0, 1, 1, 2], [1, 3, 3, 0])],
 )
 def test_a_copy_is_kept_on_another_node(nodes: list[int], wanted: list[int]) -> None:
-    assert [partner(rank, nodes) for rank in range(len(nodes))] == wanted
+    assert [find_partner(rank, nodes) for rank in range(len(nodes))] == wanted
 
 
-def begin(folder: Path, rank: int, world: int, nodes: list[int]) -> Checkpoints:
-    saves = Checkpoints(folder / "disk", rank=rank, world=world)
-    saves.memory = Memory(folder / f"node{nodes[rank]}", dist.new_group(backend="gloo"), nodes)
+def begin(folder: Path, rank: int, world: int, nodes: list[int]) -> CheckpointStore:
+    saves = CheckpointStore(folder / "disk", rank=rank, world=world)
+    saves.memory = NodeMemory(folder / f"node{nodes[rank]}", dist.new_group(backend="gloo"), nodes)
     return saves
 
 
-def tell(found: Found | None) -> Found | None:
+def tell(found: FoundCheckpoint | None) -> FoundCheckpoint | None:
     said = [found]
     dist.broadcast_object_list(said)
     return said[0]
@@ -71,7 +71,7 @@ def saving(folder: Path, nodes: list[int], layout: str = "rows") -> Callable[[in
             saves.save(step, filled(world, layout, step), {"step": step}, durable=step == 1)
             saves.settle()
         assert saves.problems() == []
-        assert len(names(folder / f"node{nodes[rank]}" / str(rank) / "parts")) == 1
+        assert len(list_names(folder / f"node{nodes[rank]}" / str(rank) / "parts")) == 1
 
     return work
 
@@ -89,7 +89,7 @@ def restoring(folder: Path, nodes: list[int], wanted: int, layout: str = "rows")
         saves.settle()
         assert saves.problems() == []
         dist.barrier()
-        saves.close(done=True)
+        saves.close(job_done=True)
 
     return work
 
@@ -126,16 +126,16 @@ def test_of_many_pieces_each_comes_back(tmp_path: Path) -> None:
         return tensors | {f"{rank}.{n}": tensors[f"{rank}.{n}"] * step for n in (1, 2)}
 
     def save(rank: int) -> None:
-        saves = Checkpoints(tmp_path / "disk", rank=rank, world=2, peers=(rank,))
-        saves.memory = Memory(tmp_path / f"node{rank}", dist.new_group(backend="gloo"), [0, 1])
+        saves = CheckpointStore(tmp_path / "disk", rank=rank, world=2, peers=(rank,))
+        saves.memory = NodeMemory(tmp_path / f"node{rank}", dist.new_group(backend="gloo"), [0, 1])
         for step in (1, 2, 3):
             saves.save(step, large(rank, step), {}, durable=False)
         saves.settle()
         assert saves.problems() == []
 
     def load(rank: int) -> None:
-        saves = Checkpoints(tmp_path / "disk", rank=rank, world=2)
-        saves.memory = Memory(tmp_path / f"node{rank}", dist.new_group(backend="gloo"), [0, 1])
+        saves = CheckpointStore(tmp_path / "disk", rank=rank, world=2)
+        saves.memory = NodeMemory(tmp_path / f"node{rank}", dist.new_group(backend="gloo"), [0, 1])
         wanted = large(0, 3) | large(1, 3)
         into = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
         found = saves.restore(into, tell, every)
@@ -171,8 +171,8 @@ def test_kill_at_any_byte_of_an_exchange(tmp_path: Path, seed: int) -> None:
         nodes = [tmp_path / f"node{rank}" for rank in range(2)]
 
         def work(rank: int, first: int = step, turn: int = turn, nodes: list[Path] = nodes) -> None:
-            saves = Checkpoints(tmp_path / "disk", rank=rank, world=2)
-            saves.memory = Memory(nodes[rank], dist.new_group(backend="gloo"), [0, 1])
+            saves = CheckpointStore(tmp_path / "disk", rank=rank, world=2)
+            saves.memory = NodeMemory(nodes[rank], dist.new_group(backend="gloo"), [0, 1])
             into = blank(state())
             found = saves.restore(into, tell, every)
             # What was found but not yet sent to the partner is lost with its node.

@@ -11,31 +11,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from falaj.state.checkpoints import Checkpoints
-from falaj.state.files import names
+from falaj.state.checkpoint_folder import list_names
+from falaj.state.checkpoints import CheckpointStore
 from tests.state.ranks import LIMIT_S, end, fork
 from tests.state.test_checkpoints import blank, same, state
 
 
-def pair(folder: Path, attempt: str = "a", keep: int = 2) -> list[Checkpoints]:
+def pair(folder: Path, attempt: str = "a", keep: int = 2) -> list[CheckpointStore]:
     """Two ranks, in one process: they meet in the folder only."""
-    return [Checkpoints(folder, rank=rank, world=2, attempt=attempt, keep=keep) for rank in range(2)]
+    return [CheckpointStore(folder, rank=rank, world=2, attempt=attempt, keep=keep) for rank in range(2)]
 
 
 def test_the_newest_and_every_so_manieth_are_kept(tmp_path: Path) -> None:
-    saves = Checkpoints(tmp_path, keep=2, keep_every=4)
+    saves = CheckpointStore(tmp_path, keep=2, keep_every=4)
     for step in range(1, 11):
         saves.save(step, {"w": torch.full((9,), float(step))}, {})
         saves.settle()
     saves.close()
-    assert {name for name in names(tmp_path) if name.startswith("step")} == {f"step-{n}.json" for n in (4, 8, 9, 10)}
-    assert len(names(tmp_path / "pieces")) == 4
+    assert {name for name in list_names(tmp_path) if name.startswith("step")} == {
+        f"step-{n}.json" for n in (4, 8, 9, 10)
+    }
+    assert len(list_names(tmp_path / "pieces")) == 4
 
 
 def test_frozen_layers_cost_nothing_also_after_a_restart(tmp_path: Path) -> None:
     frozen, moving = torch.randn(1500, 1000), torch.zeros(3)
     for attempt in range(2):
-        saves = Checkpoints(tmp_path)
+        saves = CheckpointStore(tmp_path)
         tensors = {"frozen": frozen, "moving": moving}
         saves.restore(tensors)
         before = _written()
@@ -45,7 +47,7 @@ def test_frozen_layers_cost_nothing_also_after_a_restart(tmp_path: Path) -> None
             saves.settle()
         saves.close()
         assert _written() - before < (1 - attempt) * frozen.nbytes + 100_000
-    assert len(names(tmp_path / "pieces")) == 4
+    assert len(list_names(tmp_path / "pieces")) == 4
 
 
 def _written() -> int:
@@ -59,15 +61,15 @@ def test_sweeping_leaves_alone_what_others_are_writing(tmp_path: Path) -> None:
             saves.save(step, state(step), {})
     assert zero.settle() == 2
     one.save(3, state(3), {})
-    one._written()
-    with zero._place.locked():
-        zero._sweep.sweep()
+    one._finish_writing()
+    with zero._checkpoint_folder.locked():
+        zero._cleaner.sweep()
     zero.save(3, state(3), {})
     assert zero.settle() == one.settle() == 3
     for saves in (zero, one):
         saves.close()
         assert saves.problems() == []
-    again, filled = Checkpoints(tmp_path), blank(state())
+    again, filled = CheckpointStore(tmp_path), blank(state())
     assert again.restore(filled) is not None
     again.close()
     assert same(filled, state(3))
@@ -76,8 +78,8 @@ def test_sweeping_leaves_alone_what_others_are_writing(tmp_path: Path) -> None:
 def test_what_another_attempt_left_is_neither_used_nor_kept(tmp_path: Path) -> None:
     _, dead = pair(tmp_path, "dead")
     dead.save(5, state(5), {})
-    dead._written()
-    assert names(tmp_path / "pieces")
+    dead._finish_writing()
+    assert list_names(tmp_path / "pieces")
     zero, one = pair(tmp_path, "alive")
     zero.save(5, state(6), {})
     assert zero.settle(0.2) == -1, "it took the part of a dead rank for a living one's"
@@ -85,13 +87,13 @@ def test_what_another_attempt_left_is_neither_used_nor_kept(tmp_path: Path) -> N
     assert zero.settle() == 5
     for saves in (zero, one, dead):
         saves.close(0)
-    again, filled = Checkpoints(tmp_path), blank(state())
+    again, filled = CheckpointStore(tmp_path), blank(state())
     found = again.restore(filled)
     again.close()
     assert found is not None
     assert same(filled, state(6))
-    assert names(tmp_path / "parts") == set()
-    assert names(tmp_path / "pieces") == set(again._read(found).files)
+    assert list_names(tmp_path / "parts") == set()
+    assert list_names(tmp_path / "pieces") == set(again._read_manifest(found).files)
 
 
 def test_a_tensor_that_nobody_wrote_is_told_and_nothing_is_published(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_tensor_that_nobody_wrote_is_told_and_nothing_is_published(tmp_path: P
     one.save(1, {"second": torch.ones(5), **{f"b{n}": torch.ones(2) for n in range(9)}}, {})
     assert zero.settle() == -1
     assert "peers" in "".join(zero.problems())
-    staged = [Checkpoints(tmp_path, rank=rank, world=2, attempt="b", peers=(rank,)) for rank in range(2)]
+    staged = [CheckpointStore(tmp_path, rank=rank, world=2, attempt="b", peers=(rank,)) for rank in range(2)]
     for rank, saves in enumerate(staged):
         saves.save(2, {f"stage{rank}": torch.ones(5)}, {})
     assert staged[0].settle() == 2
@@ -114,11 +116,11 @@ def test_a_save_that_was_overtaken_is_given_up(tmp_path: Path) -> None:
     one.save(1, state(1), {})
     assert zero.settle() == 1
     zero.save(2, state(2), {})
-    one._turn = one._turn._replace(number=1)  # it was stopped in the middle of step 2
+    one._save_id = one._save_id._replace(number=1)  # it was stopped in the middle of step 2
     zero.save(3, state(3), {})
     one.save(3, state(3), {})
     assert zero.settle() == 3
-    assert names(tmp_path / "parts") == set()
+    assert list_names(tmp_path / "parts") == set()
     for saves in (zero, one):
         saves.close(0)
 
@@ -155,30 +157,30 @@ def test_a_full_disk_is_told_once_and_training_goes_on(small_disk: Path) -> None
     for saves in ranks:
         saves.close()
         assert saves.problems() == []
-    again, filled = Checkpoints(small_disk), blank(state())
+    again, filled = CheckpointStore(small_disk), blank(state())
     assert again.restore(filled) is not None
     again.close()
     assert same(filled, state(4))
-    assert names(small_disk / "pieces") == set(again._read(again.newest()).files)  # type: ignore[arg-type]
+    assert list_names(small_disk / "pieces") == set(again._read_manifest(again.newest()).files)  # type: ignore[arg-type]
 
 
 def test_saves_that_fail_leave_nothing_that_takes_room(small_disk: Path) -> None:
     """Else a disk that was full once would never have room again."""
-    saves = Checkpoints(small_disk)
+    saves = CheckpointStore(small_disk)
     for step in range(5):
         saves.save(step, {"w": torch.full((5_000_000,), float(step))}, {})
         assert saves.settle() == -1
         assert "No space left" in "".join(saves.problems())
-    assert names(small_disk / "pieces") == set()
+    assert list_names(small_disk / "pieces") == set()
     assert {path.suffix for path in small_disk.glob("parts/*/*")} == {".failed"}
     saves.save(9, {"w": torch.ones(2_000_000)}, {})
     assert saves.settle() == 9
     saves.close()
-    assert names(small_disk / "parts") == set()
+    assert list_names(small_disk / "parts") == set()
 
 
 def test_what_cannot_be_published_is_removed(tmp_path: Path) -> None:
-    saves = Checkpoints(tmp_path)
+    saves = CheckpointStore(tmp_path)
     (tmp_path / "step-1.json").mkdir()  # nothing can be renamed to it
     saves.save(1, state(1), {})
     saves.settle()
@@ -192,7 +194,7 @@ def test_what_cannot_be_published_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_turned_read_only_is_told(small_disk: Path) -> None:
-    saves = Checkpoints(small_disk)
+    saves = CheckpointStore(small_disk)
     saves.save(1, state(1), {})
     saves.settle()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -205,7 +207,7 @@ def test_a_disk_that_turned_read_only_is_told(small_disk: Path) -> None:
     saves.close()
 
 
-def _all(ranks: list[Checkpoints], step: int) -> None:
+def _all(ranks: list[CheckpointStore], step: int) -> None:
     for saves in ranks:
         saves.save(step, state(step), {})
 
@@ -222,7 +224,7 @@ def test_kill_at_any_byte_of_a_save(tmp_path: Path, seed: int) -> None:
         for child in [*victims, *children]:
             os.kill(child, signal.SIGKILL)
         assert set(end(children)) == {-signal.SIGKILL}
-        saves, filled = Checkpoints(tmp_path, keep=2), blank(state())
+        saves, filled = CheckpointStore(tmp_path, keep=2), blank(state())
         found = saves.restore(filled)
         saves.close()
         assert found is not None or step == 0
@@ -231,18 +233,18 @@ def test_kill_at_any_byte_of_a_save(tmp_path: Path, seed: int) -> None:
             assert found.step >= step
             assert same(filled, state(found.step))
             step = found.step
-    saves = Checkpoints(tmp_path, keep=1)
+    saves = CheckpointStore(tmp_path, keep=1)
     saves.save(10_000, state(1), {})
     assert saves.settle() == 10_000
     saves.close()
-    found = Checkpoints(tmp_path).newest()
+    found = CheckpointStore(tmp_path).newest()
     assert found is not None
-    assert names(tmp_path / "pieces") == set(saves._read(found).files), "something was left behind"
+    assert list_names(tmp_path / "pieces") == set(saves._read_manifest(found).files), "something was left behind"
 
 
 def _saving(folder: Path, rank: int, world: int, attempt: str, first: int) -> Callable[[], None]:
     def work() -> None:
-        saves = Checkpoints(folder, rank=rank, world=world, attempt=attempt, keep=2)
+        saves = CheckpointStore(folder, rank=rank, world=world, attempt=attempt, keep=2)
         for step in range(first + 1, first + 1000):
             saves.save(step, state(step), {})
 

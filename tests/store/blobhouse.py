@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from falaj.backends.dir import DirBlobs
-from falaj.backends.file import FileSecrets
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
-from falaj.core.permit import Permit, PermitDesk
-from falaj.core.ports import Blobs
+from falaj.backends.file_root_keys import FileRootKeyProvider
+from falaj.backends.folder_objects import FolderObjectStore
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
+from falaj.core.ports import ObjectStore
 from falaj.core.ref import Ref
-from falaj.govern.keys import Keyring
-from falaj.store.blobs import Blob, BlobStore
-from falaj.store.collect import Collector
+from falaj.core.transfer_permits import PermitAuthority, TransferPermit
+from falaj.govern.keyring import Keyring
+from falaj.store.blob_store import BlobInfo, BlobStore
+from falaj.store.collector import Collector
 from falaj.store.ledger import Ledger
 
 THING = "blob:p/n"
@@ -40,41 +40,45 @@ class House:
     folder: Path
     clock: Clock = field(default_factory=Clock)
     tenant: str = "acme"
-    stores: dict[str, Blobs] = field(default_factory=dict)
+    stores: dict[str, ObjectStore] = field(default_factory=dict)
     url: str = ""
     """The ledger's store; a SQLite file in the folder when empty."""
 
     def __post_init__(self) -> None:
-        store = PostgresStore(self.url, {}) if self.url else SqliteStore(f"sqlite:{self.folder / 'ledger.db'}", {})
+        store = (
+            PostgresLedgerStore(self.url, {})
+            if self.url
+            else SqliteLedgerStore(f"sqlite:{self.folder / 'ledger.db'}", {})
+        )
         self.ledger = Ledger(store)
-        self.secrets = FileSecrets(f"file:{self.folder / 'keys'}", {})
-        self.keys = Keyring(self.ledger, self.secrets, "falaj", home="home", now=self.clock)
+        self.secrets = FileRootKeyProvider(f"file:{self.folder / 'keys'}", {})
+        self.keys = Keyring(self.ledger, self.secrets, "falaj", home_zone="home", wall_clock=self.clock)
         self.ledger.cipher = self.keys
-        self.permits = PermitDesk(PERMIT_KEY)
+        self.permits = PermitAuthority(PERMIT_KEY)
         self.blobs = BlobStore(self.ledger, self.open_zone, self.keys, self.permits)
         self.collector = Collector(self.blobs, holders=("blob", "dataset"))
         self.ctx = self.context()
 
-    def context(self, tenant: str = "", zone: str = "home") -> Context:
-        return Context(Actor("ada", tenant or self.tenant), zone, now=self.clock)
+    def context(self, tenant: str = "", zone: str = "home") -> CallContext:
+        return CallContext(Actor("ada", tenant or self.tenant), zone, now=self.clock)
 
-    def open_zone(self, zone: str) -> Blobs:
+    def open_zone(self, zone: str) -> ObjectStore:
         if zone not in self.stores:
-            self.stores[zone] = DirBlobs(f"dir:{self.folder / 'zones' / zone}", {})
+            self.stores[zone] = FolderObjectStore(f"dir:{self.folder / 'zones' / zone}", {})
         return self.stores[zone]
 
-    def permit(self, op: str, zone: str = "home", thing: str = THING, tenant: str = "") -> Permit:
+    def permit(self, op: str, zone: str = "home", thing: str = THING, tenant: str = "") -> TransferPermit:
         tenant = tenant or self.tenant
         return self.permits.issue(op, thing, tenant, zone, zone, label="", policy="", now=self.clock())
 
-    def put(self, data: bytes | Iterable[bytes], zone: str = "home") -> Blob:
+    def put(self, data: bytes | Iterable[bytes], zone: str = "home") -> BlobInfo:
         chunks = [data] if isinstance(data, bytes) else data
         return self.blobs.put(self.ctx, THING, zone, chunks, self.permit("write", zone))
 
     def get(self, digest: str, zone: str = "home", start: int = 0, stop: int | None = None) -> bytes:
         return b"".join(self.blobs.get(self.ctx, THING, zone, digest, self.permit("read", zone), start, stop))
 
-    def copy(self, digest: str, to: str) -> Blob:
+    def copy(self, digest: str, to: str) -> BlobInfo:
         permits = (self.permit("read"), self.permit("copy", to))
         return self.blobs.copy(self.ctx, THING, digest, "home", to, permits)
 

@@ -4,32 +4,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from falaj.backends.postgres import PostgresStore
-from falaj.core.context import Actor, Context
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
-from falaj.store.envelope import key_of
+from falaj.store.envelope import to_record_key
 from falaj.store.ledger import Ledger
 
-CTX = Context(Actor("ann", "acme"), "uae")
+CTX = CallContext(Actor("ann", "acme"), "uae")
 ONE, TWO, THREE = (Ref.parse(f"thing:p/{name}") for name in ("one", "two", "three"))
-KEYS = [key_of(ref, "acme") for ref in (ONE, TWO)]
+KEYS = [to_record_key(ref, "acme") for ref in (ONE, TWO)]
 MADE = ["make", "make"]
 
 
-class Counted(PostgresStore):
+class Counted(PostgresLedgerStore):
     """Notes what it asks outside transactions, and how often it begins one."""
 
     def __init__(self, url: str) -> None:
         self.asked: list[str] = []
         super().__init__(url, {"connections": 3, "wait_s": 3})
 
-    def _ask(self, text: str, values: Sequence[Any]) -> list[Any]:
-        self.asked.append(text)
-        return super()._ask(text, values)
+    def _query_rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        self.asked.append(statement)
+        return super()._query_rows(statement, values)
 
-    def _begun(self, words: str) -> Any:
-        self.asked.append(words)
-        return super()._begun(words)
+    def _get_begun_connection(self, statements: str) -> Any:
+        self.asked.append(statements)
+        return super()._get_begun_connection(statements)
 
 
 @contextmanager
@@ -49,12 +49,12 @@ def counted(url: str, *, seen: bool = True) -> Iterator[Counted]:
 @contextmanager
 def another(url: str) -> Iterator[Ledger]:
     """The same ledger as somebody else has it open."""
-    made = PostgresStore(url, {"connections": 2})
+    made = PostgresLedgerStore(url, {"connections": 2})
     yield Ledger(made)
     made.close()
 
 
-def look(store: PostgresStore) -> None:
+def look(store: PostgresLedgerStore) -> None:
     """Have both read, and so remembered; nothing is told."""
     ledger = Ledger(store)
     with ledger.group():

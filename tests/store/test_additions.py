@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
-from falaj.store import additions
+from falaj.store import newer_fields
 from falaj.store.ledger import Ledger
 
-CTX = Context(Actor("ann", "acme"), "uae")
+CTX = CallContext(Actor("ann", "acme"), "uae")
 THING = Ref.parse("thing:p/one")
 
 
@@ -22,15 +22,15 @@ def put(ledger: Ledger, body: dict[str, object], rev: int | None) -> dict[str, o
 
 
 def test_what_the_newer_version_added_survives_the_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(SqliteStore(f"sqlite:{tmp_path}/ledger.db"))
+    ledger = Ledger(SqliteLedgerStore(f"sqlite:{tmp_path}/ledger.db"))
     with monkeypatch.context() as newer:
-        newer.setattr(additions, "ADDED", {"thing": ("shade", "size")})
+        newer.setattr(newer_fields, "ADDED_FIELDS", {"thing": ("shade", "size")})
         assert put(ledger, {"n": 1, "shade": "red"}, None) == {"n": 1, "shade": "red"}
     # The older one writes what it knows, again and again; what it leaves out of its own is gone, as it means.
     assert put(ledger, {"n": 2, "m": 2}, 1) == {"n": 2, "m": 2, "shade": "red"}
     assert put(ledger, {"n": 3}, 2) == {"n": 3, "shade": "red"}
     with monkeypatch.context() as newer:
-        newer.setattr(additions, "ADDED", {"thing": ("shade", "size")})
+        newer.setattr(newer_fields, "ADDED_FIELDS", {"thing": ("shade", "size")})
         assert put(ledger, {"n": 4, "shade": "blue", "size": 5}, 3) == {"n": 4, "shade": "blue", "size": 5}
         assert put(ledger, {"n": 5, "size": 5}, 4) == {"n": 5, "size": 5}  # the newer may take its own away
     assert put(ledger, {"n": 6}, 5) == {"n": 6, "size": 5}
@@ -38,7 +38,7 @@ def test_what_the_newer_version_added_survives_the_older(tmp_path: Path, monkeyp
 
 
 def test_a_field_that_nobody_marked_is_the_writers_own(tmp_path: Path) -> None:
-    ledger = Ledger(SqliteStore(f"sqlite:{tmp_path}/ledger.db"))
+    ledger = Ledger(SqliteLedgerStore(f"sqlite:{tmp_path}/ledger.db"))
     put(ledger, {"n": 1, "secret": "x"}, None)
     assert put(ledger, {"n": 2}, 1) == {"n": 2}
     ledger.close()

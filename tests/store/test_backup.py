@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falaj.backends import postgres
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
-from falaj.core.errors import Conflict, Corrupt, Invalid, Unavailable
-from falaj.core.frontier import Frontier
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
+from falaj.core.errors import Conflict, CorruptData, Invalid, Unavailable
+from falaj.core.merkle_frontier import MerkleFrontier
 from falaj.core.ref import Ref
 from falaj.store.backup import backup, check, restore
 from falaj.store.ledger import Ledger
@@ -32,9 +32,9 @@ def fresh(tmp_path: Path, request: pytest.FixtureRequest) -> Open:
 
     def make(engine: str) -> Ledger:
         if engine == "sqlite":
-            made = Ledger(SqliteStore(f"sqlite:{tmp_path}/{next(numbers)}.db"))
+            made = Ledger(SqliteLedgerStore(f"sqlite:{tmp_path}/{next(numbers)}.db"))
         else:
-            made = Ledger(PostgresStore(request.getfixturevalue("new_postgres")(), {"connections": 4}))
+            made = Ledger(PostgresLedgerStore(request.getfixturevalue("new_postgres")(), {"connections": 4}))
         request.addfinalizer(made.close)
         return made
 
@@ -43,7 +43,7 @@ def fresh(tmp_path: Path, request: pytest.FixtureRequest) -> Open:
 
 def fill(ledger: Ledger, count: int, start: int = 0) -> None:
     for n in range(start, start + count):
-        ctx = Context(Actor("ann", f"tenant{n % 2}"), f"zone{n % 3}")
+        ctx = CallContext(Actor("ann", f"tenant{n % 2}"), f"zone{n % 3}")
         with ledger.write(ctx) as tx:
             record = tx.put(
                 Ref("thing", "p", f"n{n}"), {"n": n, "text": "é\0" if n % 2 else "z"}, terms={"parity": str(n % 2)}
@@ -54,7 +54,7 @@ def fill(ledger: Ledger, count: int, start: int = 0) -> None:
 def everything(ledger: Ledger) -> tuple[object, ...]:
     records = []
     for tenant in ("tenant0", "tenant1"):
-        ctx = Context(Actor("x", tenant), "zone0")
+        ctx = CallContext(Actor("x", tenant), "zone0")
         with ledger.read(ctx) as tx:
             records.append((tx.find("thing", limit=1000).records, tx.find("thing", terms={"parity": "1"}).records))
     return records, [(f.raw, f.leaf, f.pos) for f in ledger.tail()]
@@ -128,14 +128,14 @@ def test_a_backup_waits_for_who_began_before_the_end_of_the_log(
     """Their events come before some that are there already: the backup would not be the beginning of the log."""
     url, other = new_postgres(), new_postgres()
     with (
-        closing(Ledger(PostgresStore(url, {"connections": 4}))) as ledger,
+        closing(Ledger(PostgresLedgerStore(url, {"connections": 4}))) as ledger,
         psycopg.connect(url) as late,
         psycopg.connect(other) as elsewhere,
     ):
         for connection in (late, elsewhere):
             connection.execute("SELECT pg_current_xact_id()")
         fill(ledger, 3)
-        monkeypatch.setattr(postgres, "_LOCK_TRIES", 3)
+        monkeypatch.setattr(postgres, "_MAX_LOCK_TRIES", 3)
         with pytest.raises(Unavailable, match="final"):
             backup(ledger, tmp_path / "early")
         late.commit()
@@ -154,9 +154,9 @@ def test_only_into_an_empty_store_and_all_or_nothing(engine: str, fresh: Open, t
     for damage in (flip_in_a_row, other_roots, cut_short, more_behind):
         bad = tmp_path / f"{damage.__name__}.zip"
         damage(path, bad)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             check(str(bad))
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             restore(new, str(bad))
         assert new.tail() == []
     restore(new, str(path))
@@ -168,7 +168,7 @@ def test_what_is_no_backup_is_refused(fresh: Open, tmp_path: Path) -> None:
     with pytest.raises(Invalid):
         restore(new, str(tmp_path / "none.zip"))
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         restore(new, str(tmp_path / "text"))
     (tmp_path / "later").write_bytes(b"falaj-backup-3\n" + bytes(100))
     with pytest.raises(Invalid):
@@ -178,7 +178,7 @@ def test_what_is_no_backup_is_refused(fresh: Open, tmp_path: Path) -> None:
 def test_what_events_share_is_written_once_and_comes_back(fresh: Open, tmp_path: Path) -> None:
     """Events of one transaction are sealed together, and each row gives out all of it."""
     old, new = fresh("sqlite"), fresh("postgresql")
-    with old.write(Context(Actor("ann", "t"), "z")) as tx:
+    with old.write(CallContext(Actor("ann", "t"), "z")) as tx:
         for n in range(64):
             tx.emit("add", Ref("thing", "p", f"n{n}", "r1"), text="x" * 1000)
     whole = sum(len(row.data) for row in old.store.events())
@@ -211,7 +211,7 @@ def test_a_failed_backup_leaves_no_file(fresh: Open, tmp_path: Path) -> None:
 
 @given(st.lists(st.binary(min_size=32, max_size=32), max_size=40))
 def test_the_root_is_rfc_6962s(leaves: list[bytes]) -> None:
-    grown = Frontier()
+    grown = MerkleFrontier()
     for leaf in leaves:
         grown.append(leaf)
     assert grown.root() == by_definition(leaves)

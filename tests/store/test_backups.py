@@ -16,16 +16,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from falaj.api.figures import Figures
-from falaj.cli.restore import revive
-from falaj.core.context import HOUSE
-from falaj.core.errors import Conflict, Corrupt, Denied, NotFound, Unavailable
-from falaj.core.ports import CanCopy
+from falaj.api.platform_metrics import PlatformMetrics
+from falaj.cli.restore import restore_from_target
+from falaj.core.context import SYSTEM_TENANT
+from falaj.core.errors import Conflict, CorruptData, Denied, NotFound, Unavailable
+from falaj.core.ports import SupportsDump
 from falaj.core.ref import Ref
-from falaj.platform import House, Platform, load_settings
-from falaj.store.backups import LEASE, BackupLoop
-from falaj.store.loop import Loops, house_context
-from falaj.store.shelf import Shelf
+from falaj.server import LocalClient, Server, load_settings
+from falaj.store.backup_manager import LEASE_NAME, BackupLoop
+from falaj.store.backup_target import BackupTarget
+from falaj.store.reconcile_loop import LoopRunner, system_context
 from tests.replica import Replica
 from tests.servers.process import wait_until
 from tests.town import LABEL, Town, refusal
@@ -49,18 +49,18 @@ def files(tmp_path: Path, start: str = "blobs~") -> list[Path]:
     return sorted(path for path in (tmp_path / "shelf/objects").rglob("*") if path.name.startswith(start))
 
 
-def again(tmp_path: Path, name: str, backup: str = "", **more: Any) -> tuple[House, Any]:
+def again(tmp_path: Path, name: str, backup: str = "", **more: Any) -> tuple[Server, Any]:
     """A house of its own from the shelf, with the root keys brought by hand; and what the restore said."""
     home = tmp_path / name
     home.mkdir(mode=0o700)
     shutil.copytree(tmp_path / "house/keys", home / "keys")
     settings = load_settings(str(home), more)
-    report = revive(settings, f"dir:{tmp_path}/shelf", backup)
-    return House(load_settings(str(home), more)), report
+    report = restore_from_target(settings, f"dir:{tmp_path}/shelf", backup)
+    return Server(load_settings(str(home), more)), report
 
 
-def as_amal(house: House, town: Town) -> Platform:
-    return Platform(house, house.authenticate(town.tokens["amal"]), "fraud")
+def as_amal(house: Server, town: Town) -> LocalClient:
+    return LocalClient(house, house.authenticate(town.tokens["amal"]), "fraud")
 
 
 def test_only_what_is_new_is_copied_and_only_so_many_are_kept(town: Town, tmp_path: Path) -> None:
@@ -90,13 +90,13 @@ def test_only_what_is_new_is_copied_and_only_so_many_are_kept(town: Town, tmp_pa
 
 
 def test_the_loop_makes_one_when_it_is_due_and_one_replica_works(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falaj.store.backups.WAIT_S", 0.0)
+    monkeypatch.setattr("falaj.store.backup_manager.MAX_WAIT_S", 0.0)
     kept, now = town.house.storage.kept, [2_000_000_000.0]
     assert kept is not None
 
-    def loops(owner: str) -> Loops:
-        ctx = replace(house_context("backup", "ae-dubai"), now=lambda: now[0])
-        return Loops(town.house.ledger, owner, [BackupLoop(kept)], lambda name: ctx)
+    def loops(owner: str) -> LoopRunner:
+        ctx = replace(system_context("backup", "ae-dubai"), now=lambda: now[0])
+        return LoopRunner(town.house.ledger, owner, [BackupLoop(kept)], lambda name: ctx)
 
     one, other = loops("one"), loops("other")
     one.run_once()
@@ -113,7 +113,7 @@ def test_the_loop_makes_one_when_it_is_due_and_one_replica_works(town: Town, mon
     now[0] -= 10 * DAY
     third = kept.make(replace(town.house.system(), now=lambda: now[0]), lambda: True)
     assert kept.all(now[0])[0].name == third.name, "a clock that was set back does not make it the oldest"
-    events = town.events(HOUSE, verb="store.preserve")
+    events = town.events(SYSTEM_TENANT, verb="store.preserve")
     assert [event.actor for event in events] == ["loop-backup", "loop-backup", "falaj"]
 
 
@@ -130,14 +130,14 @@ def test_a_backup_by_hand_waits_for_the_one_that_is_being_made(town: Town, monke
         return lease(name, owner, ttl_s, now)
 
     monkeypatch.setattr(ledger, "lease", counted)
-    monkeypatch.setattr("falaj.store.backups.WAIT_STEP_S", 0.001)
+    monkeypatch.setattr("falaj.store.backup_manager.WAIT_STEP_S", 0.001)
     kept.now(town.house.system())
     assert len(kept.all(time.time())) == 1
     assert len(tries) >= 3
 
 
 def test_who_lost_the_lease_makes_no_backup(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falaj.store.backups._BEAT_S", 0.0)
+    monkeypatch.setattr("falaj.store.backup_manager._RENEW_INTERVAL_S", 0.0)
     kept = town.house.storage.kept
     assert kept is not None
     town.as_("amal").store.put("blob:fraud/a", os.urandom(3_000_000), label=LABEL)
@@ -155,11 +155,11 @@ def _slowly(kept: Any, town: Town) -> None:
 
 KILLED = """
 import os, sys
-from falaj.backends.dir import DirBlobs
-from falaj.platform import House, load_settings
+from falaj.backends.folder_objects import FolderObjectStore
+from falaj.server import Server, load_settings
 home, shelf, at = sys.argv[1:]
-house = House(load_settings(home, {"zone": "ae-dubai", "backup.to": shelf}))
-real, seen = DirBlobs.put, [0]
+house = Server(load_settings(home, {"zone": "ae-dubai", "backup.to": shelf}))
+real, seen = FolderObjectStore.put, [0]
 def put(self, key, chunks):
     def dying():
         for chunk in chunks:
@@ -167,7 +167,7 @@ def put(self, key, chunks):
                 os.kill(os.getpid(), 9)
             yield chunk
     return real(self, key, dying())
-DirBlobs.put = put
+FolderObjectStore.put = put
 house.storage.kept.now(house.system())
 """
 
@@ -183,7 +183,7 @@ def test_killed_at_any_moment_the_last_whole_backup_is_there(at: str, tmp_path: 
     admin = town.as_("admin")
     assert [one.name for one in admin.store.backups()] == [first.name]
     assert admin.store.drill(all_blobs=True).ok
-    town.house.ledger.release(LEASE, _owner(town))
+    town.house.ledger.release(LEASE_NAME, _owner(town))
     second = admin.store.preserve()
     assert second.blobs == 2
     assert admin.store.drill(all_blobs=True).ok
@@ -193,8 +193,8 @@ def test_killed_at_any_moment_the_last_whole_backup_is_there(at: str, tmp_path: 
 
 def _owner(town: Town) -> str:
     store = town.house.ledger.store
-    assert isinstance(store, CanCopy)
-    return str(next(values[1] for table, values in store.dump() if table == "leases" and values[0] == LEASE))
+    assert isinstance(store, SupportsDump)
+    return str(next(values[1] for table, values in store.dump() if table == "leases" and values[0] == LEASE_NAME))
 
 
 def test_a_full_disk_is_one_clear_error_and_nothing_half_written(town: Town) -> None:
@@ -240,7 +240,9 @@ class TestDrill:
         found = admin.store.drill()
         assert found.ok, found
         assert (found.logs, found.blobs, found.opened) == (3, 1, 1)
-        told = [dict(event.body) for event in town.events(HOUSE, verb="store.drill") if "phase" not in event.body]
+        told = [
+            dict(event.body) for event in town.events(SYSTEM_TENANT, verb="store.drill") if "phase" not in event.body
+        ]
         assert len(told) == 1
         assert (told[0]["ok"], told[0]["root"], told[0]["rows"]) == (1, found.root, found.rows)
         assert not [*scratch.glob("falaj-drill-*")]
@@ -262,7 +264,7 @@ class TestDrill:
         found = admin.store.drill()
         assert not found.ok
         assert found.wrong
-        (told,) = [event.body for event in town.events(HOUSE, verb="store.drill") if "phase" not in event.body]
+        (told,) = [event.body for event in town.events(SYSTEM_TENANT, verb="store.drill") if "phase" not in event.body]
         assert told["ok"] == 0
         assert told["why"]
 
@@ -293,7 +295,7 @@ class TestRestore:
         house, report = again(tmp_path, "new")
         assert as_amal(house, town).store.get("blob:fraud/b").read() == b"b"
         assert as_amal(house, town).store.get("blob:fraud/a").read() == whole
-        (told,) = house.ledger.tail(tenant=HOUSE, verb="store.restore")
+        (told,) = house.ledger.tail(tenant=SYSTEM_TENANT, verb="store.restore")
         assert told.event.body["root"] in {log.root for log in report.logs}
         assert report.erased == report.left == 0
         house.close()
@@ -302,7 +304,7 @@ class TestRestore:
         assert isinstance(refusal(lambda: as_amal(old, town).store.get("blob:fraud/b")), NotFound)
         old.close()
         with pytest.raises(Conflict):
-            revive(load_settings(str(tmp_path / "old")), f"dir:{tmp_path}/shelf")
+            restore_from_target(load_settings(str(tmp_path / "old")), f"dir:{tmp_path}/shelf")
 
     def test_curves_come_back(self, town: Town, tmp_path: Path) -> None:
         amal = town.as_("amal")
@@ -318,7 +320,7 @@ class TestRestore:
         house.close()
         (file,) = files(tmp_path, "series~")
         file.write_bytes(file.read_bytes()[:-1])
-        with pytest.raises(Corrupt, match="series"):
+        with pytest.raises(CorruptData, match="series"):
             again(tmp_path, "another", made.name)
         assert not town.as_("admin").store.drill().ok
 
@@ -326,11 +328,11 @@ class TestRestore:
         town.as_("admin").store.preserve()
         home = tmp_path / "new"
         with pytest.raises(Unavailable, match="root keys"):
-            revive(load_settings(str(home)), f"dir:{tmp_path}/shelf")
+            restore_from_target(load_settings(str(home)), f"dir:{tmp_path}/shelf")
         assert not (home / "falaj.toml").exists()
         (home / "keys").rmdir()
         shutil.copytree(tmp_path / "house/keys", home / "keys")
-        revive(load_settings(str(home)), f"dir:{tmp_path}/shelf")
+        restore_from_target(load_settings(str(home)), f"dir:{tmp_path}/shelf")
 
     def test_lost_bytes_undo_all_of_it(self, town: Town, tmp_path: Path) -> None:
         town.as_("amal").store.put("blob:fraud/a", b"a" * 5000, label=LABEL)
@@ -338,10 +340,10 @@ class TestRestore:
         (file,) = files(tmp_path)
         data = file.read_bytes()
         file.write_bytes(b"x" + data[1:])
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             again(tmp_path, "new")
         file.write_bytes(data)
-        revive(load_settings(str(tmp_path / "new")), f"dir:{tmp_path}/shelf")
+        restore_from_target(load_settings(str(tmp_path / "new")), f"dir:{tmp_path}/shelf")
 
     @pytest.mark.parametrize("later", ["backup", "mark"])
     def test_who_was_forgotten_since_stays_forgotten(self, later: str, town: Town, tmp_path: Path) -> None:
@@ -365,7 +367,7 @@ class TestRestore:
         assert house.keyring.subject_open("bank", "ae-dubai", other) == b"his file"
         (told,) = house.ledger.tail(tenant="bank", verb="subjects.forget")
         assert told.event.body["zone"] == "ae-dubai"
-        assert house.ledger.tail(tenant=HOUSE, verb="store.restore")[0].event.body["erased"] == 1
+        assert house.ledger.tail(tenant=SYSTEM_TENANT, verb="store.restore")[0].event.body["erased"] == 1
         house.close()
 
     def test_an_erasure_that_was_certified_since_is_named(self, town: Town, tmp_path: Path) -> None:
@@ -418,7 +420,7 @@ class TestSecondZone:
         assert report.left >= 3
         assert report.zone == "eu-west"
         assert here.store.put("blob:fraud/new", b"after", label="open").version == "v1"
-        (told,) = house.ledger.tail(tenant=HOUSE, verb="store.restore")
+        (told,) = house.ledger.tail(tenant=SYSTEM_TENANT, verb="store.restore")
         assert told.event.body["zone"] == "eu-west"
         house.close()
 
@@ -434,27 +436,27 @@ class TestSecondZone:
         words = [sys.executable, "-c", DYING, str(home), f"dir:{tmp_path}/shelf"]
         assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGKILL
         settings = load_settings(str(home))
-        half = House(settings)
+        half = Server(settings)
         error = refusal(lambda: as_amal(half, town).store.get("blob:fraud/weather"))
         assert isinstance(error, Unavailable)
         assert "stayed in zone ae-dubai" in error.message
         half.close()
-        assert revive(settings, f"dir:{tmp_path}/shelf").left == 0
+        assert restore_from_target(settings, f"dir:{tmp_path}/shelf").left == 0
         with pytest.raises(Conflict):
-            revive(settings, f"dir:{tmp_path}/shelf")
-        house = House(settings)
+            restore_from_target(settings, f"dir:{tmp_path}/shelf")
+        house = Server(settings)
         assert as_amal(house, town).store.get("blob:fraud/weather").read() == b"sunny"
         house.close()
 
 
 DYING = """
 import os, sys
-from falaj.api.figures import Figures
-from falaj.cli.restore import revive
-from falaj.platform import load_settings
-from falaj.store.blobs import BlobStore
+from falaj.api.platform_metrics import PlatformMetrics
+from falaj.cli.restore import restore_from_target
+from falaj.server import load_settings
+from falaj.store.blob_store import BlobStore
 BlobStore.carry = lambda *words: os.kill(os.getpid(), 9)
-revive(load_settings(sys.argv[1], {"zone": "eu-west"}), sys.argv[2])
+restore_from_target(load_settings(sys.argv[1], {"zone": "eu-west"}), sys.argv[2])
 """
 
 
@@ -469,7 +471,7 @@ def test_it_is_the_same_over_http(tmp_path: Path) -> None:
 
 def test_the_age_of_the_newest_is_told_beside_everything_else(town: Town) -> None:
     def told() -> dict[str, float]:
-        return {one.name: one.rows[0][2] for one in Figures(town.house).families() if one.rows}
+        return {one.name: one.rows[0][2] for one in PlatformMetrics(town.house).families() if one.rows}
 
     assert told()["falaj_backup_newest_timestamp_seconds"] == 0
     town.as_("amal").store.put("blob:fraud/a", b"a", label=LABEL)
@@ -484,7 +486,7 @@ def test_what_lies_on_a_shelf_is_read_with_care(town: Town, tmp_path: Path) -> N
     made = town.as_("admin").store.preserve()
     kept = town.house.storage.kept
     assert kept is not None
-    shelf: Shelf = kept.shelf
+    shelf: BackupTarget = kept.shelf
     for name in ("../x", "no-such", "x" * 100):
         assert refusal(lambda name=name: shelf.manifest(name)).code in ("invalid", "not-found")
     plain = msgspec.json.decode(b"".join(shelf.store.open(f"backups/{made.name}")))

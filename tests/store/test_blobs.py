@@ -16,15 +16,27 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt, Denied, Invalid, NotFound, Unavailable
-from falaj.core.permit import LIFETIME_S
-from falaj.core.ports import Blobs
-from falaj.store.blobs import PART_CHUNKS, _Run
-from falaj.store.sealed import CHUNK, HEAD
+from falaj.core.errors import CorruptData, Denied, Invalid, NotFound, Unavailable
+from falaj.core.ports import ObjectStore
+from falaj.core.transfer_permits import PERMIT_LIFETIME_S
+from falaj.store.blob_store import PART_CHUNKS, _ChunkRead
+from falaj.store.sealed_format import CHUNK_BYTES, HEAD_BYTES
 from tests.store.blobhouse import THING, House, noise, stream
 
-PART = PART_CHUNKS * CHUNK
-SIZES = (0, 1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK, PART - 1, PART, PART + 1, 2 * PART + 5)
+PART = PART_CHUNKS * CHUNK_BYTES
+SIZES = (
+    0,
+    1,
+    1000,
+    CHUNK_BYTES - 1,
+    CHUNK_BYTES,
+    CHUNK_BYTES + 1,
+    5 * CHUNK_BYTES,
+    PART - 1,
+    PART,
+    PART + 1,
+    2 * PART + 5,
+)
 
 
 @pytest.fixture
@@ -44,15 +56,15 @@ def test_what_is_put_is_got(house: House, size: int) -> None:
 
 
 def test_ranges_equal_slices(house: House) -> None:
-    data = noise(2 * PART + 3 * CHUNK + 7)
-    large, small = house.put(data).digest, house.put(data[: 3 * CHUNK + 7]).digest
+    data = noise(2 * PART + 3 * CHUNK_BYTES + 7)
+    large, small = house.put(data).digest, house.put(data[: 3 * CHUNK_BYTES + 7]).digest
     edges = (
         0,
         1,
-        CHUNK - 1,
-        CHUNK,
-        CHUNK + 1,
-        3 * CHUNK + 7,
+        CHUNK_BYTES - 1,
+        CHUNK_BYTES,
+        CHUNK_BYTES + 1,
+        3 * CHUNK_BYTES + 7,
         PART - 1,
         PART,
         PART + 1,
@@ -65,35 +77,38 @@ def test_ranges_equal_slices(house: House) -> None:
             if stop is not None and stop < start:
                 continue
             assert house.get(large, start=start, stop=stop) == data[start:stop]
-            assert house.get(small, start=start, stop=stop) == data[: 3 * CHUNK + 7][start:stop]
+            assert house.get(small, start=start, stop=stop) == data[: 3 * CHUNK_BYTES + 7][start:stop]
 
 
 def test_a_range_reads_only_the_chunks_it_needs(house: House) -> None:
     """Break every other chunk on disk: the range still opens, the whole does not."""
-    data = noise(8 * CHUNK)
+    data = noise(8 * CHUNK_BYTES)
     blob = house.put(data)
     (file,) = house.files()
     raw = bytearray(file.read_bytes())
-    raw[HEAD + 5 * (CHUNK + 16) + 9] ^= 1
+    raw[HEAD_BYTES + 5 * (CHUNK_BYTES + 16) + 9] ^= 1
     file.write_bytes(raw)
-    assert house.get(blob.digest, start=2 * CHUNK - 5, stop=4 * CHUNK) == data[2 * CHUNK - 5 : 4 * CHUNK]
-    with pytest.raises(Corrupt):
+    assert (
+        house.get(blob.digest, start=2 * CHUNK_BYTES - 5, stop=4 * CHUNK_BYTES)
+        == data[2 * CHUNK_BYTES - 5 : 4 * CHUNK_BYTES]
+    )
+    with pytest.raises(CorruptData):
         house.get(blob.digest)
 
 
 def test_who_reads_beside_others_opens_for_itself(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads for every reader would be more threads than cores."""
-    monkeypatch.setattr("falaj.store.blobs._OPENERS", 2)
-    data = noise(9 * CHUNK)
+    monkeypatch.setattr("falaj.store.blob_store._DECRYPT_THREADS", 2)
+    data = noise(9 * CHUNK_BYTES)
     digest = house.put(data).digest
     seen: set[str] = set()
-    read = _Run.open
+    read = _ChunkRead.open
 
-    def watched(run: _Run, store: Blobs) -> list[bytes]:
+    def watched(run: _ChunkRead, store: ObjectStore) -> list[bytes]:
         seen.add(threading.current_thread().name)
         return read(run, store)
 
-    monkeypatch.setattr(_Run, "open", watched)
+    monkeypatch.setattr(_ChunkRead, "open", watched)
     here = threading.current_thread().name
     for _ in range(2):
         assert house.get(digest) == data
@@ -101,16 +116,16 @@ def test_who_reads_beside_others_opens_for_itself(house: House, monkeypatch: pyt
         other = house.blobs.get(house.ctx, THING, "home", digest, house.permit("read"))
         next(other)
         seen.clear()
-        assert house.get(digest, start=0, stop=3 * CHUNK) == data[: 3 * CHUNK]
+        assert house.get(digest, start=0, stop=3 * CHUNK_BYTES) == data[: 3 * CHUNK_BYTES]
         assert here in seen
         other.close()  # type: ignore[attr-defined]
         seen.clear()
 
 
-@given(cuts=st.lists(st.integers(0, 3 * CHUNK), max_size=6))
+@given(cuts=st.lists(st.integers(0, 3 * CHUNK_BYTES), max_size=6))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_way_it_is_cut_does_not_matter(house: House, cuts: list[int]) -> None:
-    data = noise(3 * CHUNK, 3)
+    data = noise(3 * CHUNK_BYTES, 3)
     edges = [0, *sorted(cuts), len(data)]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     assert house.put(pieces).digest == "b3:" + blake3(data).hexdigest()
@@ -132,7 +147,7 @@ def test_no_digest_but_a_digest_is_accepted(house: House, digest: str) -> None:
 
 
 def test_bytes_lie_once_per_tenant_and_zone(house: House) -> None:
-    data = noise(CHUNK)
+    data = noise(CHUNK_BYTES)
     assert house.put(data) == house.put(data)
     assert len(house.files()) == 1
     other = house.context("bank")
@@ -177,7 +192,7 @@ def test_a_copy_is_sealed_anew_under_the_other_zones_keys(house: House) -> None:
         min(house.files("eu"), key=lambda f: f.stat().st_size != house.files()[0].stat().st_size),
     )
     theirs.write_bytes(mine.read_bytes())
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         house.get(blob.digest, "eu")
 
 
@@ -188,18 +203,18 @@ def test_objects_swapped_on_disk_do_not_open(house: House) -> None:
     a.write_bytes(b.read_bytes())
     b.write_bytes(swap)
     for blob in (one, two):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             house.get(blob.digest)
 
 
 def test_a_lost_object_is_corrupt_and_named(house: House) -> None:
     blob = house.put(noise(100))
     house.files()[0].unlink()
-    with pytest.raises(Corrupt, match=blob.digest[3:19]):
+    with pytest.raises(CorruptData, match=blob.digest[3:19]):
         house.get(blob.digest)
 
 
-@pytest.mark.parametrize("size", [100, CHUNK, 3 * CHUNK + 5, PART + 5])
+@pytest.mark.parametrize("size", [100, CHUNK_BYTES, 3 * CHUNK_BYTES + 5, PART + 5])
 def test_every_flipped_byte_is_found_before_the_last_chunk_is_given(house: House, size: int) -> None:
     data = noise(size)
     blob = house.put(data)
@@ -208,7 +223,7 @@ def test_every_flipped_byte_is_found_before_the_last_chunk_is_given(house: House
     raw[-20] ^= 0x10
     file.write_bytes(raw)
     got: list[bytes] = []
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         got.extend(house.blobs.get(house.ctx, THING, "home", blob.digest, house.permit("read")))
     assert sum(map(len, got)) < size
 
@@ -231,7 +246,7 @@ class TestPermits:
 
     def test_expired(self, house: House) -> None:
         permit = house.permit("write")
-        house.clock.at += LIFETIME_S
+        house.clock.at += PERMIT_LIFETIME_S
         with pytest.raises(Denied):
             house.blobs.put(house.ctx, THING, "home", [b"x"], permit)
 
@@ -282,7 +297,7 @@ class TestBrokenOff:
             yield from stream(after)
             raise Unavailable("the client went away", "try again")
 
-        for after in (0, CHUNK, 3 * PART):
+        for after in (0, CHUNK_BYTES, 3 * PART):
             with pytest.raises(Unavailable, match="client went away"):
                 house.put(failing(after))
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("blobs")]
@@ -329,7 +344,7 @@ except Exception as error:
 
 
 def test_puts_of_the_same_bytes_at_the_same_time_all_succeed(house: House) -> None:
-    data = noise(PART + CHUNK)
+    data = noise(PART + CHUNK_BYTES)
     digests: list[str] = []
     threads = [threading.Thread(target=lambda: digests.append(house.put(data).digest)) for _ in range(6)]
     for thread in threads:

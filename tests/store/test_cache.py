@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.backends.dir import DirBlobs
-from falaj.backends.objects import ObjectBlobs
+from falaj.backends.cloud_objects import CloudObjectStore
+from falaj.backends.folder_objects import FolderObjectStore
 from falaj.core.errors import Invalid, NotFound, Unavailable
-from falaj.core.ports import Stat
-from falaj.store.cache import BLOCK, LEAST, CachedBlobs
+from falaj.core.ports import ObjectStat
+from falaj.store.blob_cache import BLOCK_BYTES, MIN_CACHE_BYTES, CachedObjectStore
 
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ class Counted:
     requests = 4
 
     def __init__(self, root: Path) -> None:
-        self._store = DirBlobs(f"dir:{root}", {})
+        self._store = FolderObjectStore(f"dir:{root}", {})
         self.reads: list[tuple[str, int, int | None]] = []
         self.broken = False
         self.gate = threading.Event()
@@ -48,10 +48,10 @@ class Counted:
             raise Unavailable("the line is cut")
         return self._store.open(key, start, stop)
 
-    def stat(self, keys: Iterable[str]) -> dict[str, Stat]:
+    def stat(self, keys: Iterable[str]) -> dict[str, ObjectStat]:
         return self._store.stat(keys)
 
-    def list(self, prefix: str = "") -> Iterator[Stat]:
+    def list(self, prefix: str = "") -> Iterator[ObjectStat]:
         return self._store.list(prefix)
 
     def delete(self, key: str) -> None:
@@ -66,8 +66,8 @@ def far(tmp_path: Path) -> Counted:
     return Counted(tmp_path / "far")
 
 
-def cache_of(far: Any, tmp_path: Path, limit: int = 64 * MIB) -> CachedBlobs:
-    return CachedBlobs(far, tmp_path / "cache", limit)
+def cache_of(far: Any, tmp_path: Path, limit: int = 64 * MIB) -> CachedObjectStore:
+    return CachedObjectStore(far, tmp_path / "cache", limit)
 
 
 def got(store: Any, key: str, *span: Any) -> bytes:
@@ -83,7 +83,7 @@ def test_a_second_read_asks_nobody(far: Counted, tmp_path: Path) -> None:
     far.put("a", [data])
     cache = cache_of(far, tmp_path)
     assert got(cache, "a") == data
-    assert far.reads == [("a", 0, 8 * BLOCK)]
+    assert far.reads == [("a", 0, 8 * BLOCK_BYTES)]
     assert got(cache, "a") == data
     assert got(cache, "a", MIB + 1, 2 * MIB) == data[MIB + 1 : 2 * MIB]
     assert len(far.reads) == 1
@@ -184,12 +184,12 @@ def test_what_was_used_longest_ago_goes_first(far: Counted, tmp_path: Path) -> N
 
 
 def test_what_is_pinned_stays_also_after_a_restart(far: Counted, tmp_path: Path) -> None:
-    cache = cache_of(far, tmp_path, LEAST)
+    cache = cache_of(far, tmp_path, MIN_CACHE_BYTES)
     cache.pin([f"p{number}" for number in range(4)])
     for name in ("p", "k", "q"):
         for number in range(12):
             cache.put(f"{name}{number}", [bytes([number]) * (MIB - 100)])
-        cache = cache_of(far, tmp_path, LEAST)
+        cache = cache_of(far, tmp_path, MIN_CACHE_BYTES)
     far.reads.clear()
     for number in range(4):
         assert got(cache, f"p{number}", 0, 1) == bytes([number])
@@ -202,12 +202,12 @@ def test_what_is_pinned_stays_also_after_a_restart(far: Counted, tmp_path: Path)
 
 
 def test_pins_fill_the_cache_and_no_more(far: Counted, tmp_path: Path) -> None:
-    cache = cache_of(far, tmp_path, LEAST)
+    cache = cache_of(far, tmp_path, MIN_CACHE_BYTES)
     keys = [f"p{number}" for number in range(30)]
     cache.pin(keys)
     for key in keys:
         cache.put(key, [key.encode() * 300_000])
-    assert sum(path.stat().st_size for path in blocks(tmp_path)) <= LEAST
+    assert sum(path.stat().st_size for path in blocks(tmp_path)) <= MIN_CACHE_BYTES
     assert all(got(cache, key) == key.encode() * 300_000 for key in keys)
 
 
@@ -244,7 +244,7 @@ def test_every_range_is_what_the_store_behind_gives(
     tmp_path: Path, size: int, spans: list[tuple[int, int | None]]
 ) -> None:
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
-    far = DirBlobs(f"dir:{tmp_path}/far", {})
+    far = FolderObjectStore(f"dir:{tmp_path}/far", {})
     key = f"k{size}"
     far.put(key, [data])
     cache = cache_of(far, tmp_path)
@@ -268,22 +268,22 @@ def test_a_disk_that_takes_nothing_fails_nobody(far: Counted, tmp_path: Path) ->
 
 def test_a_cache_too_small_to_help_is_refused(far: Counted, tmp_path: Path) -> None:
     with pytest.raises(Invalid):
-        cache_of(far, tmp_path, LEAST - 1)
+        cache_of(far, tmp_path, MIN_CACHE_BYTES - 1)
 
 
 def test_it_is_as_far_as_the_store_behind_it(far: Counted, tmp_path: Path) -> None:
     assert cache_of(far, tmp_path).requests == 4
-    near = DirBlobs(f"dir:{tmp_path}/near", {})
-    assert CachedBlobs(near, tmp_path / "other", LEAST).requests == 0
+    near = FolderObjectStore(f"dir:{tmp_path}/near", {})
+    assert CachedObjectStore(near, tmp_path / "other", MIN_CACHE_BYTES).requests == 0
 
 
 WORKER = """
 import sys, random
 from pathlib import Path
-from falaj.backends.dir import DirBlobs
-from falaj.store.cache import CachedBlobs
+from falaj.backends.folder_objects import FolderObjectStore
+from falaj.store.blob_cache import CachedObjectStore
 root, seed = Path(sys.argv[1]), int(sys.argv[2])
-cache = CachedBlobs(DirBlobs(f"dir:{root}/far", {}), root / "cache", 16 << 20)
+cache = CachedObjectStore(FolderObjectStore(f"dir:{root}/far", {}), root / "cache", 16 << 20)
 dice = random.Random(seed)
 for turn in range(int(sys.argv[3])):
     number = dice.randrange(24)
@@ -299,7 +299,7 @@ def worker(tmp_path: Path, seed: int, turns: int) -> "subprocess.Popen[str]":
 
 
 def test_several_processes_share_a_folder_and_some_are_killed(tmp_path: Path) -> None:
-    far = DirBlobs(f"dir:{tmp_path}/far", {})
+    far = FolderObjectStore(f"dir:{tmp_path}/far", {})
     for number in range(24):
         far.put(f"k{number}", [bytes([number]) * (1_500_000 + number)])
     lasting = [worker(tmp_path, seed, 80) for seed in (1, 2)]
@@ -313,7 +313,7 @@ def test_several_processes_share_a_folder_and_some_are_killed(tmp_path: Path) ->
     for one in lasting:
         _, errors = one.communicate(timeout=60)
         assert one.returncode == 0, errors
-    cache = CachedBlobs(far, tmp_path / "cache", 16 * MIB)
+    cache = CachedObjectStore(far, tmp_path / "cache", 16 * MIB)
     for number in range(24):
         assert got(cache, f"k{number}") == bytes([number]) * (1_500_000 + number)
     assert sum(path.stat().st_size for path in blocks(tmp_path)) <= 17 * MIB
@@ -330,7 +330,7 @@ def test_what_the_dead_left_is_cleared(far: Counted, tmp_path: Path) -> None:
 
 
 def test_a_hit_costs_less_than_the_way_to_the_store(s3_url: Any, tmp_path: Path) -> None:
-    store = ObjectBlobs(s3_url.url, s3_url.options)
+    store = CloudObjectStore(s3_url.url, s3_url.options)
     data = os.urandom(16 * MIB)
     store.put("a", [data])
     cache, seconds = cache_of(store, tmp_path), dict[str, float]()

@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from falaj.core.errors import Conflict, Corrupt, NotFound, Unavailable
+from falaj.core.errors import Conflict, CorruptData, NotFound, Unavailable
 from falaj.core.ref import Ref
-from falaj.store.blobs import PART_CHUNKS
-from falaj.store.collect import CONDEMN, DELETE, KEEP, REVIVE, TIDY, judge
-from falaj.store.objects import (
+from falaj.store.blob_store import PART_CHUNKS
+from falaj.store.collector import CONDEMN, DELETE, KEEP, REVIVE, TIDY, decide_action
+from falaj.store.sealed_format import CHUNK_BYTES
+from falaj.store.stored_objects import (
     BROKEN,
     CONDEMNED,
     DELETING,
     LIVE,
     WRITING,
-    Object,
+    StoredObject,
     close_intent,
-    find_object,
-    new_attempt,
+    create_attempt,
+    find_stored_object,
     open_intent,
-    save,
-    settle,
+    save_object,
+    settle_object,
 )
-from falaj.store.sealed import CHUNK
 from tests.store.blobhouse import HOUR, House, noise
 
-PART = PART_CHUNKS * CHUNK
+PART = PART_CHUNKS * CHUNK_BYTES
 OLD, YOUNG, HORIZON = 1.0, 3.0, 2.0
 STRAY = ("s",)
 
@@ -66,8 +66,8 @@ def house(tmp_path: Path) -> Iterator[House]:
     ],
 )
 def test_judge(state: str, stray: tuple[str, ...], reached: bool, at: float, verdict: str) -> None:
-    thing = Object("acme", "home", "a" * 64, state, 1, stray=stray, at=at)
-    assert judge(thing, reached, HORIZON) == verdict
+    thing = StoredObject("acme", "home", "a" * 64, state, 1, stray=stray, at=at)
+    assert decide_action(thing, reached, HORIZON) == verdict
 
 
 @pytest.mark.parametrize("size", [0, 1000, 2 * PART + 5])
@@ -102,7 +102,7 @@ def test_at_once_deletes_what_nothing_reaches_without_a_grace(house: House, size
     house.keep("kept", kept)
     house.clock.at += 1
     assert house.collector.count_unreached(house.ctx) > 0
-    while house.collector.collect(house.ctx, at_once=True).deleted:
+    while house.collector.collect(house.ctx, without_grace=True).deleted:
         pass
     assert house.collector.count_unreached(house.ctx) == 0
     assert house.get(kept) == noise(size, 1)
@@ -115,10 +115,12 @@ def test_at_once_leaves_what_an_open_put_may_have_been_told_of(house: House) -> 
     with house.blobs.ledger.write(house.ctx) as tx:
         intent = open_intent(tx, house.ctx, "put", "blob:p/n", "home")
     house.clock.at += HOUR / 4
-    assert house.collector.collect(house.ctx, at_once=True).deleted == 0, "it was touched just before the put began"
+    assert house.collector.collect(house.ctx, without_grace=True).deleted == 0, (
+        "it was touched just before the put began"
+    )
     with house.blobs.ledger.write(house.ctx) as tx:
         close_intent(tx, intent)
-    assert house.collector.collect(house.ctx, at_once=True).deleted == 1
+    assert house.collector.collect(house.ctx, without_grace=True).deleted == 1
     with pytest.raises(NotFound):
         house.get(digest)
 
@@ -195,15 +197,15 @@ def test_a_put_between_the_last_look_and_the_deletion_wins(house: House) -> None
 
 def test_a_writer_given_up_for_dead_cannot_come_back(house: House) -> None:
     """Its bytes may be gone: it gets no acknowledgement."""
-    attempt = new_attempt(house.keys, "acme", "home", "a" * 64)
-    wanted = Object("acme", "home", "a" * 64, WRITING, 1, attempt.key, attempt.dek, attempt.head)
+    attempt = create_attempt(house.keys, "acme", "home", "a" * 64)
+    wanted = StoredObject("acme", "home", "a" * 64, WRITING, 1, attempt.key, attempt.dek, attempt.head)
     for state in (None, DELETING, BROKEN):
         with house.ledger.project(house.ctx) as tx:
             if state is not None:
-                old = find_object(tx, "acme", "home", "a" * 64)
-                save(tx, replace(wanted, state=state, rev=old.rev if old else 0))
+                old = find_stored_object(tx, "acme", "home", "a" * 64)
+                save_object(tx, replace(wanted, state=state, rev=old.rev if old else 0))
         with house.ledger.project(house.ctx) as tx:
-            assert settle(tx, wanted, attempt) is None
+            assert settle_object(tx, wanted, attempt) is None
 
 
 def test_a_writer_overtaken_by_the_collector_hears_of_it_and_leaves_nothing(house: House) -> None:
@@ -232,11 +234,11 @@ def test_a_long_put_keeps_its_parts(house: House) -> None:
     data = noise(5 * PART)
 
     def slow() -> Iterator[bytes]:
-        for at in range(0, len(data), CHUNK):
+        for at in range(0, len(data), CHUNK_BYTES):
             if at and at % PART == 0:
                 house.clock.at += 0.9 * HOUR
                 house.collector.collect(house.ctx)
-            yield data[at : at + CHUNK]
+            yield data[at : at + CHUNK_BYTES]
 
     digest = house.put(slow()).digest
     assert house.get(digest) == data
@@ -343,7 +345,7 @@ class TestScrub:
         (broken,) = house.collector.scrub(house.ctx).broken
         assert (broken.digest, broken.zone) == (digest, "home")
         assert broken.refs == (Ref("dataset", "p", "needs", "v1"),)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             house.get(digest)
         told = house.ledger.tail(tenant="acme", verb="store.broken")
         assert [(fact.event.subject, fact.event.body["digest"]) for fact in told] == [(broken.refs[0], digest)]

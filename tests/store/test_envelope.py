@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falaj.core.context import Actor, Context, Decision
+from falaj.core.context import Actor, CallContext, PolicyDecision
 from falaj.core.event import Event
 from falaj.core.ref import Ref
-from falaj.store.envelope import Voice, encode_events
+from falaj.store.envelope import EventFactory, encode_events
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 pins = st.builds(
@@ -26,8 +26,10 @@ def test_said_is_encoded(
     words: tuple[str, ...], refs: tuple[Ref, list[Ref]], body: dict[str, str | int | float], rules: list[str], at: float
 ) -> None:
     verb, actor, behalf, policy, request, sealed = words
-    ctx = Context(Actor(actor, "t", behalf=behalf), "z", request=request, decision=Decision(True, tuple(rules), policy))
-    event = Voice(ctx).say(verb, refs[0], tuple(refs[1]), body, sealed, "acme", at)
+    ctx = CallContext(
+        Actor(actor, "t", behalf=behalf), "z", request=request, decision=PolicyDecision(True, tuple(rules), policy)
+    )
+    event = EventFactory(ctx).say(verb, refs[0], tuple(refs[1]), body, sealed, "acme", at)
     (raw,) = encode_events([event])
     plain = Event(
         verb,

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from falaj.backends.postgres import PostgresStore
-from falaj.core.errors import Stale
-from falaj.store.envelope import key_of
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.core.errors import StaleRevision
+from falaj.store.envelope import to_record_key
 from falaj.store.ledger import Ledger
 from tests.store.remembered import CTX, KEYS, ONE, THREE, TWO, Counted, counted
 
 NONE = THREE
-ASKED = [*KEYS, KEYS[0], key_of(NONE, "acme")]
+ASKED = [*KEYS, KEYS[0], to_record_key(NONE, "acme")]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_what_a_group_wants_is_read_in_one_trip_and_without_a_transaction(store:
 
 
 def test_another_question_sees_the_same_moment_or_is_told_to_ask_again(store: Counted, postgres_url: str) -> None:
-    ledger, other = Ledger(store), Ledger(PostgresStore(postgres_url, {"connections": 2}))
+    ledger, other = Ledger(store), Ledger(PostgresLedgerStore(postgres_url, {"connections": 2}))
     with ledger.group():
         store.ahead(ASKED)
         with ledger.read(CTX) as reader:
@@ -54,7 +54,7 @@ def test_another_question_sees_the_same_moment_or_is_told_to_ask_again(store: Co
             with ledger.read(CTX) as unharmed:
                 assert unharmed.need(TWO).body == {"n": 1}
                 assert len(unharmed.find("thing").records) == 2
-            with pytest.raises(Stale):
+            with pytest.raises(StaleRevision):
                 outer.need(TWO)
         with ledger.write(CTX) as tx:
             assert tx.need(ONE).body == {"n": 2}, "who asks again sees what is"

@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from falaj.backends.postgres import PostgresStore
+from falaj.backends.postgres import PostgresLedgerStore
 from falaj.backends.postgres_courier import WAYS, Courier
-from falaj.core.errors import FalajError, Invalid, NotFound, Stale, Unavailable
+from falaj.core.errors import FalajError, Invalid, NotFound, StaleRevision, Unavailable
 from falaj.core.label import Label
-from falaj.core.ports import CanTellAside
-from falaj.store.groups import Aside
+from falaj.core.ports import SupportsAsyncCommit
+from falaj.store.group_commit import AsyncGroupCommit
 from falaj.store.ledger import Ledger
 from tests.store.remembered import CTX, KEYS, MADE, ONE, THREE, TWO, Counted, another, counted, look
 from tests.store.test_ledger_tell import KILL
@@ -32,7 +32,7 @@ def other(postgres_url: str) -> Iterator[Ledger]:
         yield made
 
 
-def carried(store: PostgresStore, story: Callable[["Load"], Awaitable[Any]]) -> None:
+def carried(store: PostgresLedgerStore, story: Callable[["Load"], Awaitable[Any]]) -> None:
     """Run a story on an event loop of its own, with a courier that stands."""
 
     async def whole() -> None:
@@ -57,7 +57,7 @@ class Load:
         self.ledger, self.courier = ledger, courier
         self.told: list[bool] = []
 
-    def left(self, *verbs: str, ref: Any = ONE) -> Aside:
+    def left(self, *verbs: str, ref: Any = ONE) -> AsyncGroupCommit:
         """A group of members that look at one thing and tell of it, left and not sent."""
         aside = self.ledger.aside(self.courier)
         with aside:
@@ -68,7 +68,7 @@ class Load:
                     tx.emit(verb, tx.need(ref).ref)
         return aside
 
-    async def send(self, aside: Aside) -> FalajError | None:
+    async def send(self, aside: AsyncGroupCommit) -> FalajError | None:
         ended: asyncio.Future[FalajError | None] = asyncio.get_running_loop().create_future()
         aside.send(ended.set_result)
         assert not self.told
@@ -80,7 +80,7 @@ def verbs(ledger: Ledger) -> list[str]:
 
 
 def test_a_group_is_durable_before_anybody_hears_of_it_and_asks_nothing(store: Counted, other: Ledger) -> None:
-    assert isinstance(store, CanTellAside)
+    assert isinstance(store, SupportsAsyncCommit)
 
     async def story(load: Load) -> None:
         aside = load.left("see", "say")
@@ -113,7 +113,7 @@ def test_nothing_is_told_where_a_remembered_row_has_changed(store: Counted, othe
         aside = load.left("see")
         with other.write(CTX) as tx:
             tx.emit("change", tx.put(ONE, {"n": 2}, rev=1).ref)
-        assert isinstance(await load.send(aside), Stale)
+        assert isinstance(await load.send(aside), StaleRevision)
         assert load.told == [False]
         assert not load.courier.at_hand(KEYS)  # it is read anew by whoever comes next
 
@@ -131,12 +131,12 @@ def change(load: Load, tell: str = "change", ref: Any = ONE, **more: Any) -> Non
             tx.emit(tell, new.ref)
 
 
-def changed(load: Load, *refs: Any, **more: Any) -> Aside:
+def changed(load: Load, *refs: Any, **more: Any) -> AsyncGroupCommit:
     aside = load.ledger.aside(load.courier)
     with aside:
         load.ledger.store.ahead(KEYS)  # type: ignore[attr-defined]
         for ref in refs:
-            with suppress(Stale):
+            with suppress(StaleRevision):
                 change(load, ref=ref, **more)
     return aside
 
@@ -190,7 +190,7 @@ def test_nothing_is_changed_where_one_of_several_is_not_as_it_was(
         aside = changed(load, ONE, TWO)
         with other.write(CTX) as tx:
             tx.emit("first", tx.put(overtaken, {"n": 7}, rev=1).ref)
-        assert isinstance(await load.send(aside), Stale)
+        assert isinstance(await load.send(aside), StaleRevision)
         assert load.told == [False, False]
         assert not load.courier.at_hand(KEYS)
         load.courier.fetch(KEYS)
@@ -209,7 +209,7 @@ def test_nothing_is_changed_where_another_thing_that_was_looked_at_is_not_as_it_
         aside = changed(load, ONE)
         with other.write(CTX) as tx:
             tx.emit("first", tx.put(TWO, {"n": 7}, rev=1).ref)
-        assert isinstance(await load.send(aside), Stale)
+        assert isinstance(await load.send(aside), StaleRevision)
 
     carried(store, story)
     assert numbers(other) == [(1, 1), (2, 7)]
@@ -223,7 +223,7 @@ def test_a_member_that_is_undone_changes_nothing(store: Counted, other: Ledger) 
             with suppress(NotFound), load.ledger.write(CTX) as tx:
                 tx.emit("change", tx.put(ONE, {"n": 9}, rev=tx.need(ONE)).ref)
                 raise NotFound("the verb changes its mind", "")
-            with pytest.raises(Stale), load.ledger.write(CTX) as tx:
+            with pytest.raises(StaleRevision), load.ledger.write(CTX) as tx:
                 tx.put(ONE, {"n": 9}, rev=5)
             with load.ledger.write(CTX) as tx:
                 tx.after(load.told.append)
@@ -238,7 +238,7 @@ def test_a_member_that_is_undone_changes_nothing(store: Counted, other: Ledger) 
 @pytest.mark.parametrize("more", [{"terms": {"a": "b"}}, {"label": Label(classification=2)}], ids=["terms", "cell"])
 def test_what_an_index_has_to_follow_is_not_carried(store: Counted, other: Ledger, more: Any) -> None:
     async def story(load: Load) -> None:
-        with pytest.raises(Stale):
+        with pytest.raises(StaleRevision):
             changed(load, ONE, **more)
         assert load.told == [False]
 
@@ -273,7 +273,7 @@ def test_what_would_have_to_ask_the_engine_undoes_all_of_its_group(store: Counte
                 more()
         ended: list[FalajError | None] = []
         aside.send(ended.append)
-        assert isinstance(ended[0], Stale)
+        assert isinstance(ended[0], StaleRevision)
         assert load.told == [False]
         assert load.courier.at_hand(KEYS)
         load.told.clear()
@@ -302,7 +302,7 @@ def test_a_connection_that_broke_is_replaced_and_nobody_waits_for_ever(store: Co
             connection.execute(KILL)
         ended: list[FalajError | None] = []
         aside.send(ended.append)
-        assert isinstance(ended[0], Stale)  # it was noticed before anything was sent
+        assert isinstance(ended[0], StaleRevision)  # it was noticed before anything was sent
         assert load.told == [False]
         assert not load.courier.stands
         load.courier.open()
@@ -338,6 +338,6 @@ def test_closing_tells_whoever_waits(store: Counted) -> None:
         assert isinstance(ended[0], Unavailable)
         aside = load.left("late")
         aside.send(ended.append)
-        assert isinstance(ended[1], Stale)
+        assert isinstance(ended[1], StaleRevision)
 
     carried(store, story)

@@ -10,19 +10,19 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
-from falaj.core.errors import Corrupt, FalajError, Invalid, Unavailable
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
+from falaj.core.errors import CorruptData, FalajError, Invalid, Unavailable
 from falaj.core.ports import LedgerFile
 from falaj.core.ref import Ref
-from falaj.store.backup import Tally, written
+from falaj.store.backup import RowTally, encode_rows
+from falaj.store.backup_target import FORM_ROWS, FORM_SQLITE, PREVIOUS_TARGET_FORMAT
 from falaj.store.ledger import Ledger
-from falaj.store.shelf import BEFORE, ROWS, SQLITE
 from tests.store.test_backups import again, as_amal, files, town, town_at
 from tests.town import LABEL, Town
 
 __all__ = ["town"]
-CTX = Context(Actor("amal", "bank"), "ae-dubai")
+CTX = CallContext(Actor("amal", "bank"), "ae-dubai")
 
 
 def some(ledger: Ledger, names: range) -> None:
@@ -32,8 +32,8 @@ def some(ledger: Ledger, names: range) -> None:
             tx.emit("bench.step", made.ref, step=number)
 
 
-def taken(source: SqliteStore, target: SqliteStore, ready: Callable[[], None] = lambda: None) -> Tally:
-    tally = Tally()
+def taken(source: SqliteLedgerStore, target: SqliteLedgerStore, ready: Callable[[], None] = lambda: None) -> RowTally:
+    tally = RowTally()
 
     def look(file: LedgerFile) -> None:
         for table, values in file.rows():
@@ -48,11 +48,11 @@ def taken(source: SqliteStore, target: SqliteStore, ready: Callable[[], None] = 
 
 
 def test_all_of_it_arrives_and_the_log_goes_on_in_a_new_epoch(tmp_path: Path) -> None:
-    source, target = SqliteStore(f"sqlite:{tmp_path}/a.db"), SqliteStore(f"sqlite:{tmp_path}/b.db")
+    source, target = SqliteLedgerStore(f"sqlite:{tmp_path}/a.db"), SqliteLedgerStore(f"sqlite:{tmp_path}/b.db")
     some(Ledger(source), range(300))
     tally = taken(source, target)
     assert [*target.dump()] == [*source.dump()]
-    by_rows = Tally()
+    by_rows = RowTally()
     for table, values in source.dump():
         by_rows.row(table, values)
     assert (tally.rows, tally.logs()) == (by_rows.rows, by_rows.logs())
@@ -68,13 +68,13 @@ def test_all_of_it_arrives_and_the_log_goes_on_in_a_new_epoch(tmp_path: Path) ->
 
 
 def test_what_fails_before_it_is_ready_leaves_an_empty_store(tmp_path: Path) -> None:
-    source, target = SqliteStore(f"sqlite:{tmp_path}/a.db"), SqliteStore(f"sqlite:{tmp_path}/b.db")
+    source, target = SqliteLedgerStore(f"sqlite:{tmp_path}/a.db"), SqliteLedgerStore(f"sqlite:{tmp_path}/b.db")
     some(Ledger(source), range(50))
 
     def lost() -> None:
-        raise Corrupt("bytes were lost", "")
+        raise CorruptData("bytes were lost", "")
 
-    with pytest.raises(Corrupt, match="lost"):
+    with pytest.raises(CorruptData, match="lost"):
         taken(source, target, lost)
     assert [*target.dump()] == []
     taken(source, target)
@@ -86,7 +86,7 @@ def test_what_fails_before_it_is_ready_leaves_an_empty_store(tmp_path: Path) -> 
 
 def test_of_what_was_deleted_nothing_goes_along(tmp_path: Path) -> None:
     """A key of a person that was destroyed must not lie in the free pages of a backup."""
-    source = SqliteStore(f"sqlite:{tmp_path}/a.db")
+    source = SqliteLedgerStore(f"sqlite:{tmp_path}/a.db")
     ledger = Ledger(source)
     some(ledger, range(100))
     with source.snapshot() as file:
@@ -127,16 +127,16 @@ def test_a_file_of_strangers_is_refused(act: str, town: Town, tmp_path: Path) ->
     kept = town.house.storage.kept
     assert kept is not None
     told: dict[str, Any] = msgspec.json.decode(b"".join(kept.shelf.store.open(f"backups/{made.name}")))
-    assert told["form"] == SQLITE
+    assert told["form"] == FORM_SQLITE
     told |= {"ledger_digest": blake3(path.read_bytes()).hexdigest(), "ledger_bytes": path.stat().st_size}
     kept.shelf.store.put(f"backups/{made.name}", [msgspec.json.encode(told)])
-    with pytest.raises((Corrupt, Invalid)):
+    with pytest.raises((CorruptData, Invalid)):
         again(tmp_path, "new")
     assert not kept_rows(tmp_path / "new")
 
 
 def kept_rows(home: Path) -> list[Any]:
-    store = SqliteStore(f"sqlite:{home}/ledger.db")
+    store = SqliteLedgerStore(f"sqlite:{home}/ledger.db")
     try:
         return [*store.dump()]
     finally:
@@ -148,7 +148,7 @@ def test_a_file_that_was_cut_or_is_none(size: int, town: Town, tmp_path: Path) -
     town.as_("admin").store.preserve()
     (path,) = files(tmp_path, "ledger~")
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(Corrupt, match="not the one it was made with"):
+    with pytest.raises(CorruptData, match="not the one it was made with"):
         again(tmp_path, "new")
     assert not kept_rows(tmp_path / "new")
 
@@ -169,12 +169,12 @@ def test_a_backup_of_the_format_before(town: Town, tmp_path: Path) -> None:
     made = town.as_("admin").store.preserve()
     kept, (path,) = town.house.storage.kept, files(tmp_path, "ledger~")
     assert kept is not None
-    store, tally = SqliteStore(f"sqlite:{path}"), Tally()
-    rows = b"".join(written(store.dump(), tally))
+    store, tally = SqliteLedgerStore(f"sqlite:{path}"), RowTally()
+    rows = b"".join(encode_rows(store.dump(), tally))
     store.close()
     told = msgspec.json.decode(b"".join(kept.shelf.store.open(f"backups/{made.name}")))
-    told |= {"format": BEFORE, "ledger_bytes": len(rows), "ledger_digest": blake3(rows).hexdigest()}
-    assert told.pop("form") != ROWS
+    told |= {"format": PREVIOUS_TARGET_FORMAT, "ledger_bytes": len(rows), "ledger_digest": blake3(rows).hexdigest()}
+    assert told.pop("form") != FORM_ROWS
     kept.shelf.store.put(f"ledger/{made.name}", [rows])
     kept.shelf.store.put(f"backups/{made.name}", [msgspec.json.encode(told)])
     house, _ = again(tmp_path, "new")
@@ -183,7 +183,7 @@ def test_a_backup_of_the_format_before(town: Town, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    source = SqliteStore(f"sqlite:{tmp_path}/a.db")
+    source = SqliteLedgerStore(f"sqlite:{tmp_path}/a.db")
     (tmp_path / "a.db.snapshot").mkdir()
     with pytest.raises(Unavailable, match="cannot be written"), source.snapshot():
         pass

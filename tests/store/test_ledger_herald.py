@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.postgres_pool import make_pool
-from falaj.core.context import Actor, Context
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.postgres_pool import create_pool
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
 
-CTX = Context(Actor("ann", "acme"), "uae")
+CTX = CallContext(Actor("ann", "acme"), "uae")
 THING = Ref.parse("thing:p/a@r1")
 LISTENS = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
     WHERE datname = current_database() AND query IN ('NOTIFY falaj', 'LISTEN falaj')"""
@@ -21,7 +21,7 @@ LISTENS = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 @pytest.fixture
 def two(postgres_url: str) -> Iterator[tuple[Ledger, Ledger, threading.Semaphore]]:
     """One that speaks, one that hears, and what it heard: once when each of them began."""
-    mine, other = (Ledger(PostgresStore(postgres_url, {"connections": 2})) for _ in range(2))
+    mine, other = (Ledger(PostgresLedgerStore(postgres_url, {"connections": 2})) for _ in range(2))
     heard = threading.Semaphore(0)
     mine.on_commit(lambda: None)
     other.on_commit(heard.release)
@@ -78,15 +78,15 @@ def test_who_only_speaks_to_itself_is_not_woken_by_it(
 
 
 def test_what_was_never_listened_to_can_be_closed(postgres_url: str) -> None:
-    store = PostgresStore(postgres_url, {"connections": 2})
+    store = PostgresLedgerStore(postgres_url, {"connections": 2})
     say(Ledger(store))
     store.close()
-    store._herald.say()
+    store._notifier.say()
     store.close()
 
 
 def test_the_connection_that_came_back_last_is_lent_first(postgres_url: str) -> None:
-    pool = make_pool(postgres_url, 3, 10.0)
+    pool = create_pool(postgres_url, 3, 10.0)
     pool.open(wait=True)
     lent = [pool.getconn() for _ in range(3)]
     for one in lent:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.backends import sqlite_log
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
-from falaj.core.errors import Corrupt
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
+from falaj.core.errors import CorruptData
 from falaj.core.ports import EventRow
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
@@ -21,14 +21,14 @@ THING = Ref.parse("thing:p/a@r1")
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    made = Ledger(SqliteStore(f"sqlite:{tmp_path}/ledger.db", {"busy_s": 5}))
+    made = Ledger(SqliteLedgerStore(f"sqlite:{tmp_path}/ledger.db", {"busy_s": 5}))
     yield made
     made.close()
 
 
 def say(ledger: Ledger, count: int, start: int = 0, tenant: str = "acme", zone: str = "uae") -> None:
     """`count` events in one transaction."""
-    with ledger.write(Context(Actor(f"a{start}", tenant), zone, request=f"req{start}")) as tx:
+    with ledger.write(CallContext(Actor(f"a{start}", tenant), zone, request=f"req{start}")) as tx:
         for n in range(start, start + count):
             tx.emit("say", Ref("thing", "p", f"n{n}", "r1"), n=n)
 
@@ -76,7 +76,7 @@ def test_edges_are_noted_on_the_way_and_never_missed(ledger: Ledger, tmp_path: P
     """Also where a program that knew nothing of edges wrote in between."""
 
     def made(start: int, count: int) -> None:
-        with ledger.write(Context(Actor("a", "acme"), "uae")) as tx:
+        with ledger.write(CallContext(Actor("a", "acme"), "uae")) as tx:
             for n in range(start, start + count):
                 tx.emit("make", Ref("thing", "p", f"n{n}", "r1"), inputs=(THING,) if n % 10 == 0 else (), n=n)
 
@@ -104,7 +104,7 @@ def test_edges_are_noted_on_the_way_and_never_missed(ledger: Ledger, tmp_path: P
 def test_every_page_size_reads_every_log_in_order(
     tmp_path_factory: pytest.TempPathFactory, commits: list[tuple[int, str, str]], page: int
 ) -> None:
-    ledger = Ledger(SqliteStore(f"sqlite:{tmp_path_factory.mktemp('log')}/l.db"))
+    ledger = Ledger(SqliteLedgerStore(f"sqlite:{tmp_path_factory.mktemp('log')}/l.db"))
     said: list[tuple[int, str, str]] = []
     with ledger.group():
         for size, tenant, zone in commits:
@@ -150,12 +150,12 @@ class FirstUse:
     def seal(self, tenant: str, zone: str, data: bytes, aad: bytes) -> bytes:
         if not self.made:
             self.made = True
-            with self._ledger.write(Context(Actor("keys", "house"), zone)) as tx:
+            with self._ledger.write(CallContext(Actor("keys", "house"), zone)) as tx:
                 tx.emit("make", tx.put(Ref.parse("key:keys/one"), {}).ref)
         return data[::-1]
 
-    def unseal(self, tenant: str, zone: str, sealed: bytes, aad: bytes) -> bytes:
-        return sealed[::-1]
+    def unseal(self, tenant: str, zone: str, ciphertext: bytes, aad: bytes) -> bytes:
+        return ciphertext[::-1]
 
 
 def test_a_tenants_log_over_zones_is_read_in_order_and_never_sorted(ledger: Ledger, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_tenants_log_over_zones_is_read_in_order_and_never_sorted(ledger: Ledg
     assert numbers(ledger, tenant="nobody") == []
     raw, asked = sqlite3.connect(tmp_path / "ledger.db"), list[str]()
     raw.set_trace_callback(asked.append)
-    sqlite_log.read(raw, "", 10, {"tenant": "acme"})
+    sqlite_log.read_events(raw, "", 10, {"tenant": "acme"})
     raw.set_trace_callback(None)
     plans = [str(raw.execute(f"EXPLAIN QUERY PLAN {one}").fetchall()) for one in asked if "body" in one]
     raw.close()
@@ -188,10 +188,10 @@ def test_a_key_made_while_events_are_sealed_is_part_of_the_transaction(ledger: L
 def test_a_sealing_that_fails_undoes_everything(ledger: Ledger) -> None:
     class Broken(FirstUse):
         def seal(self, tenant: str, zone: str, data: bytes, aad: bytes) -> bytes:
-            raise Corrupt("no key")
+            raise CorruptData("no key")
 
     ledger.cipher = Broken(ledger)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         say(ledger, 2)
     ledger.cipher = None
     assert ledger.tail() == []
@@ -203,10 +203,10 @@ def test_an_event_in_anothers_place_is_corrupt(ledger: Ledger, tmp_path: Path) -
     say(ledger, 3)
     raw = sqlite3.connect(tmp_path / "ledger.db")
     ((body,),) = raw.execute("SELECT body FROM events").fetchall()
-    events = sqlite_log._unpack(body)
+    events = sqlite_log._decode_bundle(body)
     moved: list[EventRow] = [events[0], events[1]._replace(leaf=events[2].leaf, part=2), events[2]]
-    raw.execute("UPDATE events SET body = ?", (sqlite_log._pack(moved),))
+    raw.execute("UPDATE events SET body = ?", (sqlite_log._encode_bundle(moved),))
     raw.commit()
     raw.close()
-    with pytest.raises(Corrupt, match="place"):
+    with pytest.raises(CorruptData, match="place"):
         ledger.tail()

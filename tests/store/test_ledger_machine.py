@@ -15,13 +15,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
-from falaj.core.errors import Conflict, Stale
-from falaj.core.ports import Store
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
+from falaj.core.errors import Conflict, StaleRevision
+from falaj.core.ports import LedgerStore
 from falaj.core.ref import Ref
-from falaj.store.ledger import Ledger, Writer
+from falaj.store.ledger import Ledger, LedgerWriter
 
 names = st.sampled_from(["a", "b", "c"])
 colors = st.sampled_from(["red", "blue"])
@@ -32,12 +32,12 @@ World = dict[str, tuple[int, str]]
 class LedgerMachine(RuleBasedStateMachine):
     """`world` is what is committed; a transaction works on a copy of it."""
 
-    open_store: Callable[[], Store]
+    open_store: Callable[[], LedgerStore]
 
     @initialize()
     def begin(self) -> None:
         self.ledger = Ledger(type(self).open_store())
-        self.ctx = Context(Actor("ann", "acme"), "uae")
+        self.ctx = CallContext(Actor("ann", "acme"), "uae")
         self.world: World = {}
         self.said: list[str] = []
 
@@ -86,7 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert found == sorted(n for n, (_, c) in self.world.items() if c == color)
         assert [fact.event.id for fact in self.ledger.tail()] == self.said
 
-    def _act(self, tx: Writer, act: tuple[str, str, str], world: World, said: list[str]) -> None:
+    def _act(self, tx: LedgerWriter, act: tuple[str, str, str], world: World, said: list[str]) -> None:
         what, name, color = act
         ref = Ref("thing", "p", name)
         rev = world.get(name, (0, ""))[0]
@@ -97,7 +97,7 @@ class LedgerMachine(RuleBasedStateMachine):
             said.append(tx.emit("add", tx.put(ref, {"color": color}, terms={"color": color}).ref).id)
             world[name] = (1, color)
         elif what == "stale" or not rev:
-            with pytest.raises(Stale):
+            with pytest.raises(StaleRevision):
                 tx.put(ref, {"color": color}, rev=rev + 1)
         elif what == "change":
             said.append(tx.emit("change", tx.put(ref, {"color": color}, rev=rev, terms={"color": color}).ref).id)
@@ -120,10 +120,10 @@ def test_the_ledger_is_a_dictionary_with_a_memory(engine: str, request: pytest.F
                 count += 1
                 if engine == "sqlite":
                     url = f"sqlite:{folder}/{count}.db"
-                    type(self).open_store = staticmethod(lambda: SqliteStore(url))
+                    type(self).open_store = staticmethod(lambda: SqliteLedgerStore(url))
                 else:
                     url = request.getfixturevalue("new_postgres")()
-                    type(self).open_store = staticmethod(lambda: PostgresStore(url, {"connections": 2}))
+                    type(self).open_store = staticmethod(lambda: PostgresLedgerStore(url, {"connections": 2}))
                 super().begin()
 
         examples = 40 if engine == "sqlite" else 8

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from falaj.backends import postgres_memory, postgres_tell
-from falaj.backends.postgres import PostgresStore
+from falaj.backends import postgres_append, postgres_memory
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.postgres_append import _PendingAppend
 from falaj.backends.postgres_memory import Memory, Seen
-from falaj.backends.postgres_tell import _Told
-from falaj.backends.series_postgres import PostgresSeries
-from falaj.core.errors import Stale
-from falaj.core.ports import Block, EventRow, Key, Row
+from falaj.backends.series_postgres import PostgresSeriesStore
+from falaj.core.errors import StaleRevision
+from falaj.core.ports import EventRow, RecordKey, SeriesBlock, StoredRow
 from falaj.core.ref import Ref
 from falaj.store.ledger import Ledger
 from tests.store.remembered import CTX, KEYS, MADE, ONE, THREE, TWO, Counted, another, counted, look
@@ -19,7 +19,7 @@ from tests.store.remembered import CTX, KEYS, MADE, ONE, THREE, TWO, Counted, an
 
 @pytest.fixture(params=[0, 1000], ids=["own", "pool"])
 def store(postgres_url: str, request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    monkeypatch.setattr(postgres_tell, "OFTEN", request.param)
+    monkeypatch.setattr(postgres_append, "DEDICATED_CONNECTION_AFTER", request.param)
     with counted(postgres_url) as made:
         yield made
 
@@ -30,7 +30,7 @@ def other(postgres_url: str) -> Iterator[Ledger]:
         yield made
 
 
-def say(store: PostgresStore, *verbs: str) -> list[Any]:
+def say(store: PostgresLedgerStore, *verbs: str) -> list[Any]:
     """Members of one group, each of which looks at one thing and tells of it."""
     ledger, found = Ledger(store), list[Any]()
     with ledger.group():
@@ -48,7 +48,7 @@ def change(ledger: Ledger, ref: Ref = ONE) -> None:
         tx.emit("change", tx.put(ref, {"n": old.body["n"] + 1}, rev=old.rev).ref)
 
 
-def verbs(store: PostgresStore) -> list[str]:
+def verbs(store: PostgresLedgerStore) -> list[str]:
     return [row.verb for row in store.events()]
 
 
@@ -60,7 +60,7 @@ def test_what_is_remembered_is_not_asked_for_again(store: Counted) -> None:
 
 def test_what_rests_on_a_row_that_others_changed_is_not_told(store: Counted, other: Ledger) -> None:
     change(other)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         say(store, "a", "b")
     assert verbs(store) == [*MADE, "change"]
     assert say(store, "a", "b") == [2, 2]
@@ -69,7 +69,7 @@ def test_what_rests_on_a_row_that_others_changed_is_not_told(store: Counted, oth
 
 def test_what_nobody_looked_at_counts_as_well_since_the_group_may_rest_on_it(store: Counted, other: Ledger) -> None:
     change(other, TWO)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         say(store, "a")
 
 
@@ -79,7 +79,7 @@ def test_a_row_made_anew_at_the_same_revision_is_another(store: Counted, other: 
         tx.emit("delete", ONE.at("r1"))
     with other.write(CTX) as tx:
         tx.emit("make", tx.put(ONE, {"n": 7}).ref)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         say(store, "a")
     assert say(store, "a") == [7]
 
@@ -88,25 +88,25 @@ def test_a_row_that_is_gone_is_noticed(store: Counted, other: Ledger) -> None:
     with other.write(CTX) as tx:
         tx.delete(TWO, 1)
         tx.emit("delete", TWO.at("r1"))
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         say(store, "a")
 
 
 def test_measurements_that_ride_are_written_with_the_rest_or_not_at_all(
     store: Counted, other: Ledger, postgres_url: str
 ) -> None:
-    series, ledger = PostgresSeries(postgres_url), Ledger(store)
+    series, ledger = PostgresSeriesStore(postgres_url), Ledger(store)
 
     def log(name: str) -> None:
         with ledger.group():
             store.ahead(KEYS)
             with ledger.write(CTX) as tx:
-                assert tx.ride(series, (Block("acme", "one", "", name, "uae", "", "", 1, 1.0, b"x", True),))
+                assert tx.ride(series, (SeriesBlock("acme", "one", "", name, "uae", "", "", 1, 1.0, b"x", True),))
                 tx.emit("log", tx.need(ONE).ref)
 
     log("first")
     change(other)
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRevision):
         log("second")
     log("third")
     assert [block.id for block in series.read("acme", ("one",), "")] == ["first", "third"]
@@ -117,7 +117,7 @@ def test_measurements_that_ride_are_written_with_the_rest_or_not_at_all(
 def test_who_tells_nothing_is_answered_after_another_look(store: Counted, other: Ledger, changed: bool) -> None:
     if changed:
         change(other)
-        with pytest.raises(Stale):
+        with pytest.raises(StaleRevision):
             look(store)
         look(store)
         assert say(store, "a") == [2]
@@ -142,7 +142,7 @@ def test_a_member_that_changes_something_proves_what_those_before_it_saw(
 
     if changed:
         change(other)
-        with pytest.raises(Stale):
+        with pytest.raises(StaleRevision):
             both()
         assert verbs(store) == [*MADE, "change"]
     both()
@@ -165,7 +165,7 @@ def test_another_question_proves_what_was_remembered(store: Counted, other: Ledg
 
     if changed:
         change(other)
-        with pytest.raises(Stale):
+        with pytest.raises(StaleRevision):
             ask()
         assert verbs(store) == [*MADE, "change"]
     assert ask() == 1 + changed
@@ -188,7 +188,7 @@ def test_a_group_that_gives_its_snapshot_up_still_proves_what_it_saw(
                 assert reader.need(ONE).body == {"n": 1 + changed}
 
     if changed:
-        with pytest.raises(Stale):
+        with pytest.raises(StaleRevision):
             ask()
         assert verbs(store) == [*MADE, "change"]
     else:
@@ -203,19 +203,21 @@ def test_what_this_process_writes_is_read_anew(store: Counted) -> None:
 
 def test_those_who_tell_together_do_not_suffer_for_what_one_of_them_saw(store: Counted) -> None:
     def event(name: str) -> EventRow:
-        return EventRow(name, "t", "z", name, "a", Key("t", "k", "p", "n", "r1"), 1.0, "", b"l" * 32, b"d")
+        return EventRow(name, "t", "z", name, "a", RecordKey("t", "k", "p", "n", "r1"), 1.0, "", b"l" * 32, b"d")
 
-    old = {KEYS[0]: Seen(Row(KEYS[0], 9, "", b"", 0.0), "1")}
-    good, bad = store._teller._write([_Told([event("good")], {}, {}), _Told([event("bad")], {}, old)])
+    old = {KEYS[0]: Seen(StoredRow(KEYS[0], 9, "", b"", 0.0), "1")}
+    good, bad = store._event_appender._append_batch(
+        [_PendingAppend([event("good")], {}, {}), _PendingAppend([event("bad")], {}, old)]
+    )
     assert good is None
-    assert isinstance(bad, Stale)
+    assert isinstance(bad, StaleRevision)
     assert verbs(store) == [*MADE, "good"]
 
 
 def test_memory_has_an_end_and_keeps_nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_memory, "MOST", 2)
-    keys = [Key("t", "k", "p", f"n{n}") for n in range(4)]
-    seen = [Seen(Row(key, 1, "", b"", 0.0), "1") for key in keys]
+    keys = [RecordKey("t", "k", "p", f"n{n}") for n in range(4)]
+    seen = [Seen(StoredRow(key, 1, "", b"", 0.0), "1") for key in keys]
     memory = Memory()
     memory.keep({keys[0]: seen[0], keys[1]: None})
     assert memory.recall(keys[:1]) == {keys[0]: seen[0]}
@@ -224,17 +226,17 @@ def test_memory_has_an_end_and_keeps_nothing_large(monkeypatch: pytest.MonkeyPat
     assert memory.recall(keys[:1]) is None
     assert memory.recall(keys[1:3]) == {keys[1]: seen[1], keys[2]: seen[2]}
     memory.forget(keys)
-    memory.keep({keys[3]: Seen(Row(keys[3], 1, "", b"x" * (postgres_memory.LARGEST + 1), 0.0), "1")})
+    memory.keep({keys[3]: Seen(StoredRow(keys[3], 1, "", b"x" * (postgres_memory.LARGEST + 1), 0.0), "1")})
     assert memory.recall(keys[3:]) is None
 
 
 def test_memory_counts_what_it_holds_and_not_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_memory, "MOST_BYTES", 100)
-    keys = [Key("t", "k", "p", f"n{n}") for n in range(3)]
+    keys = [RecordKey("t", "k", "p", f"n{n}") for n in range(3)]
     memory = Memory()
 
-    def keep(key: Key, rev: int) -> None:
-        memory.keep({key: Seen(Row(key, rev, "", b"x" * 40, 0.0), "1")})
+    def keep(key: RecordKey, rev: int) -> None:
+        memory.keep({key: Seen(StoredRow(key, rev, "", b"x" * 40, 0.0), "1")})
 
     keep(keys[0], 1)
     for rev in range(1, 10):  # written over, or read again: the same forty bytes

@@ -11,15 +11,15 @@ import pytest
 
 from falaj.backends import postgres, sqlite, sqlite_file
 from falaj.backends.sql import schema
-from falaj.core.context import Actor, Context
+from falaj.core.context import Actor, CallContext
 from falaj.core.errors import Unavailable
-from falaj.core.ports import CanJoin, Store
+from falaj.core.ports import LedgerStore, SupportsSchemaUpgrade
 from falaj.core.ref import Ref
-from falaj.core.replica import Replica
+from falaj.core.replica_info import ReplicaInfo
 from falaj.store.ledger import Ledger
 from tests.servers.process import wait_until
 
-CTX = Context(Actor("ann", "acme"), "uae")
+CTX = CallContext(Actor("ann", "acme"), "uae")
 
 
 class Engine:
@@ -28,18 +28,18 @@ class Engine:
     def __init__(self, name: str, url: str) -> None:
         self.name, self.url = name, url
 
-    def open(self) -> Store:
-        return sqlite.SqliteStore(self.url) if self.name == "sqlite" else postgres.PostgresStore(self.url)
+    def open(self) -> LedgerStore:
+        return sqlite.SqliteLedgerStore(self.url) if self.name == "sqlite" else postgres.PostgresLedgerStore(self.url)
 
     def make(self, version: int) -> None:
         """The database as a program that knew only `version` would have made it."""
         if self.name == "sqlite":
             connection = sqlite3.connect(self.url.partition(":")[2], isolation_level=None)
-            sqlite_file.upgrade(connection, version)
+            sqlite_file.upgrade_schema(connection, version)
             connection.close()
         else:
             with psycopg.connect(self.url, autocommit=True) as raw:
-                postgres._upgrade(raw, version)
+                postgres._upgrade_schema(raw, version)
 
     def ask(self, text: str) -> list[tuple[object, ...]]:
         if self.name == "sqlite":
@@ -62,10 +62,10 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
 
 
 def test_there_are_steps_to_test() -> None:
-    assert schema.NEWEST >= 2
+    assert schema.NEWEST_VERSION >= 2
 
 
-@pytest.mark.parametrize("version", range(1, schema.NEWEST))
+@pytest.mark.parametrize("version", range(1, schema.NEWEST_VERSION))
 def test_an_old_store_with_data_is_upgraded(engine: Engine, version: int) -> None:
     engine.make(version)
     assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(version,)]
@@ -84,45 +84,45 @@ def test_an_old_store_with_data_is_upgraded(engine: Engine, version: int) -> Non
         assert held.body == {"n": 1}
         tx.emit("change", tx.put(Ref.parse("thing:p/old"), {"n": 2}, rev=1).ref)
     ledger.close()
-    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST,)]
+    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST_VERSION,)]
     assert engine.ask(newest) == [(5 if version == 1 else 1,)]
 
 
 def test_a_store_that_the_next_version_only_added_to_is_worked_with(engine: Engine) -> None:
     engine.open().close()
     engine.ask("ALTER TABLE records ADD COLUMN later TEXT")
-    engine.ask(f"UPDATE meta SET value = {schema.NEWEST + 1} WHERE name = 'schema'")  # noqa: S608
+    engine.ask(f"UPDATE meta SET value = {schema.NEWEST_VERSION + 1} WHERE name = 'schema'")  # noqa: S608
     ledger = Ledger(engine.open())
     with ledger.write(CTX) as tx:
         tx.emit("make", tx.put(Ref.parse("thing:p/one"), {"n": 1}).ref)
     ledger.close()
-    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST + 1,)]
+    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST_VERSION + 1,)]
 
 
 def test_a_store_that_went_on_without_this_version_is_refused_and_left_alone(engine: Engine) -> None:
     engine.open().close()
-    engine.ask(f"UPDATE meta SET value = {schema.NEWEST + 1} WHERE name = 'schema'")  # noqa: S608
-    engine.ask(f"INSERT INTO meta (name, value) VALUES ('oldest', {schema.NEWEST + 1})")  # noqa: S608
+    engine.ask(f"UPDATE meta SET value = {schema.NEWEST_VERSION + 1} WHERE name = 'schema'")  # noqa: S608
+    engine.ask(f"INSERT INTO meta (name, value) VALUES ('oldest', {schema.NEWEST_VERSION + 1})")  # noqa: S608
     with pytest.raises(Unavailable, match="upgrade this installation"):
         engine.open()
-    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST + 1,)]
+    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST_VERSION + 1,)]
 
 
 def test_what_takes_away_waits_until_nobody_misses_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     old = engine.open()
-    owner = Replica("a", "0.0.9", schema.NEWEST, "api", 1.0, "https://a").encode()
+    owner = ReplicaInfo("a", "0.0.9", schema.NEWEST_VERSION, "api", 1.0, "https://a").encode()
     assert old.lease("replica:1", owner, 3600.0, time.time())
-    last = schema.NEWEST + 1
-    monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, ("DROP INDEX records_at",)))
-    monkeypatch.setattr(schema, "NEWEST", last)
-    monkeypatch.setattr(schema, "CONTRACTS", frozenset({last}))
-    for module, name in ((sqlite.sqlite_log, "STEPS"), (postgres, "_LOG_STEPS")):
+    last = schema.NEWEST_VERSION + 1
+    monkeypatch.setattr(schema, "SCHEMA_STEPS", (*schema.SCHEMA_STEPS, ("DROP INDEX records_at",)))
+    monkeypatch.setattr(schema, "NEWEST_VERSION", last)
+    monkeypatch.setattr(schema, "CONTRACTING_STEPS", frozenset({last}))
+    for module, name in ((sqlite.sqlite_log, "LOG_SCHEMA_STEPS"), (postgres, "_LOG_SCHEMA_STEPS")):
         monkeypatch.setattr(module, name, (*getattr(module, name), ()))
-    for upgrade in (sqlite_file.upgrade, postgres._upgrade):
+    for upgrade in (sqlite_file.upgrade_schema, postgres._upgrade_schema):
         monkeypatch.setattr(upgrade, "__defaults__", (last, None))
-    monkeypatch.setattr(schema.pending, "__defaults__", ((), last))
+    monkeypatch.setattr(schema.list_pending_steps, "__defaults__", ((), last))
     new = engine.open()
-    assert isinstance(new, CanJoin)
+    assert isinstance(new, SupportsSchemaUpgrade)
     assert new.standing(time.time())[:4] == (last - 1, 0, last, (owner,))
     old.release("replica:1", owner)
     new.settle(time.time())
@@ -133,9 +133,9 @@ def test_what_takes_away_waits_until_nobody_misses_it(engine: Engine, monkeypatc
 
 def test_looking_changes_nothing(engine: Engine) -> None:
     engine.make(1)
-    kind = sqlite.SqliteStore if engine.name == "sqlite" else postgres.PostgresStore
+    kind = sqlite.SqliteLedgerStore if engine.name == "sqlite" else postgres.PostgresLedgerStore
     store = kind(engine.url, {"settle": False})
-    assert store.standing(time.time())[:4] == (1, 0, schema.NEWEST, ())
+    assert store.standing(time.time())[:4] == (1, 0, schema.NEWEST_VERSION, ())
     store.close()
     assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(1,)]
 
@@ -145,10 +145,10 @@ def test_a_table_is_changed_between_the_others(
 ) -> None:
     engine = Engine("postgresql", new_postgres())
     engine.open().close()
-    last = schema.NEWEST + 1
-    monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, ("ALTER TABLE records ADD COLUMN later TEXT",)))
-    monkeypatch.setattr(postgres, "_LOG_STEPS", (*postgres._LOG_STEPS, ()))
-    monkeypatch.setattr(postgres._upgrade, "__defaults__", (last, None))
+    last = schema.NEWEST_VERSION + 1
+    monkeypatch.setattr(schema, "SCHEMA_STEPS", (*schema.SCHEMA_STEPS, ("ALTER TABLE records ADD COLUMN later TEXT",)))
+    monkeypatch.setattr(postgres, "_LOG_SCHEMA_STEPS", (*postgres._LOG_SCHEMA_STEPS, ()))
+    monkeypatch.setattr(postgres._upgrade_schema, "__defaults__", (last, None))
     with psycopg.connect(engine.url) as long, psycopg.connect(engine.url, autocommit=True) as raw:
         long.execute("LOCK TABLE records IN ROW EXCLUSIVE MODE")  # as a long transaction that has written does
         opening = threading.Thread(target=lambda: engine.open().close())
@@ -188,7 +188,7 @@ def test_many_may_start_at_once(engine: Engine, version: int) -> None:
     if version:
         engine.make(version)
     gate = threading.Barrier(4)
-    opened: list[Store] = []
+    opened: list[LedgerStore] = []
 
     def start() -> None:
         gate.wait()
@@ -202,4 +202,4 @@ def test_many_may_start_at_once(engine: Engine, version: int) -> None:
     assert len(opened) == 4
     for store in opened:
         store.close()
-    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST,)]
+    assert engine.ask("SELECT value FROM meta WHERE name = 'schema'") == [(schema.NEWEST_VERSION,)]

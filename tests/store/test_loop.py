@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.errors import Stale, Unavailable
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
+from falaj.core.errors import StaleRevision, Unavailable
 from falaj.core.ref import Ref
-from falaj.store.forget import ForgetOutcomes
 from falaj.store.ledger import Ledger
-from falaj.store.loop import LEASE_S, Loops, Turn
+from falaj.store.outcome_expiry import OutcomeExpiryLoop
+from falaj.store.reconcile_loop import LEASE_S, LoopIteration, LoopRunner
 
 JOB = Ref.parse("job:house/one")
 
@@ -30,18 +30,18 @@ class Clock:
 class Work:
     """A loop with a script: `do` is called in every step."""
 
-    def __init__(self, do: Callable[[Turn], bool], name: str = "work", every_s: float = 30.0) -> None:
+    def __init__(self, do: Callable[[LoopIteration], bool], name: str = "work", every_s: float = 30.0) -> None:
         self.name, self.every_s, self._do, self.eager = name, every_s, do, True
         self.hears: tuple[str, ...] = ()
         self.minds: set[str] = set()
 
-    def step(self, turn: Turn) -> bool:
-        return self._do(turn)
+    def step(self, iteration: LoopIteration) -> bool:
+        return self._do(iteration)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    made = Ledger(SqliteStore(f"sqlite:{tmp_path}/ledger.db"))
+    made = Ledger(SqliteLedgerStore(f"sqlite:{tmp_path}/ledger.db"))
     yield made
     made.close()
 
@@ -51,11 +51,13 @@ def clock() -> Clock:
     return Clock()
 
 
-def loops(ledger: Ledger, clock: Clock, owner: str, *work: Work) -> Loops:
-    return Loops(ledger, owner, work, lambda name: Context(Actor(f"loop-{name}", HOUSE), "home", now=clock))
+def loops(ledger: Ledger, clock: Clock, owner: str, *work: Work) -> LoopRunner:
+    return LoopRunner(
+        ledger, owner, work, lambda name: CallContext(Actor(f"loop-{name}", SYSTEM_TENANT), "home", now=clock)
+    )
 
 
-def advance(ledger: Ledger, ctx: Context, rev: int | None) -> int:
+def advance(ledger: Ledger, ctx: CallContext, rev: int | None) -> int:
     """The guarded write of a result."""
     with ledger.write(ctx) as tx:
         record = tx.put(JOB, {"by": ctx.actor.id}, rev=rev)
@@ -63,7 +65,7 @@ def advance(ledger: Ledger, ctx: Context, rev: int | None) -> int:
     return record.rev
 
 
-def revision(ledger: Ledger, ctx: Context) -> int | None:
+def revision(ledger: Ledger, ctx: CallContext) -> int | None:
     with ledger.read(ctx) as tx:
         held = tx.get(JOB)
     return held.rev if held else None
@@ -100,7 +102,7 @@ def test_one_replica_leads_until_its_lease_runs_out(ledger: Ledger, clock: Clock
 def test_killed_between_work_and_apply_the_next_leader_does_it_again(ledger: Ledger, clock: Clock) -> None:
     effects: list[int] = []
 
-    def work(turn: Turn) -> bool:
+    def work(turn: LoopIteration) -> bool:
         rev = revision(ledger, turn.ctx)
         effects.append(turn.token)
         if turn.token == 1:
@@ -125,7 +127,7 @@ def test_a_leader_who_lost_its_lease_discards_its_result(ledger: Ledger, clock: 
     )
     seen: list[bool] = []
 
-    def slow(turn: Turn) -> bool:
+    def slow(turn: LoopIteration) -> bool:
         rev = revision(ledger, turn.ctx)
         seen.append(turn.alive())
         clock.now += LEASE_S + 1
@@ -138,12 +140,12 @@ def test_a_leader_who_lost_its_lease_discards_its_result(ledger: Ledger, clock: 
     assert seen == [True, False]
     (fact,) = ledger.tail()
     assert fact.event.actor == "loop-work"
-    with ledger.read(Context(Actor("x", HOUSE), "home")) as tx:
+    with ledger.read(CallContext(Actor("x", SYSTEM_TENANT), "home")) as tx:
         assert tx.need(JOB).rev == 1, "the late result was thrown away"
 
 
 def test_a_long_step_keeps_its_lease_by_asking(ledger: Ledger, clock: Clock) -> None:
-    def long(turn: Turn) -> bool:
+    def long(turn: LoopIteration) -> bool:
         for _ in range(5):
             clock.now += LEASE_S * 0.8
             assert turn.alive()
@@ -155,9 +157,9 @@ def test_a_long_step_keeps_its_lease_by_asking(ledger: Ledger, clock: Clock) -> 
 
 
 def test_the_same_step_twice_applies_once(ledger: Ledger, clock: Clock) -> None:
-    asked = Context(Actor("loop", HOUSE), "home", request="apply-1", keyed=True)
+    asked = CallContext(Actor("loop", SYSTEM_TENANT), "home", request="apply-1", keyed=True)
 
-    def work(turn: Turn) -> bool:
+    def work(turn: LoopIteration) -> bool:
         if ledger.outcome(asked, "f") is None:
             with ledger.write(asked) as tx:
                 tx.emit("apply", JOB.at("r1"))
@@ -173,11 +175,11 @@ def test_the_same_step_twice_applies_once(ledger: Ledger, clock: Clock) -> None:
 def test_a_failing_loop_backs_off_and_others_go_on(ledger: Ledger, clock: Clock) -> None:
     ran: list[str] = []
 
-    def broken(turn: Turn) -> bool:
+    def broken(turn: LoopIteration) -> bool:
         ran.append("broken")
         raise RuntimeError("a bug")
 
-    def busy(turn: Turn) -> bool:
+    def busy(turn: LoopIteration) -> bool:
         ran.append("busy")
         raise Unavailable("no answer")
 
@@ -192,29 +194,29 @@ def test_a_failing_loop_backs_off_and_others_go_on(ledger: Ledger, clock: Clock)
     pair.run_once()
     assert ran == ["broken", "busy", "fine"]
     pauses = []
-    turner = pair._turners[0]
+    turner = pair._workers[0]
     for _ in range(12):
         turner.turn()
-        pauses.append(turner._pause())
+        pauses.append(turner._pause_length_s())
     assert pauses == sorted(pauses)
     assert pauses[-1] == 60.0
     turner.loop = Work(lambda turn: False, "broken", 7.0)
     turner.turn()
-    assert turner._pause() == 7.0
+    assert turner._pause_length_s() == 7.0
 
 
 def test_threads_wake_on_commit_and_stop_within_a_second(ledger: Ledger) -> None:
     stepped = threading.Semaphore(0)
 
-    def work(turn: Turn) -> bool:
+    def work(turn: LoopIteration) -> bool:
         stepped.release()
         return False
 
-    running = Loops(ledger, "one", [Work(work, every_s=3600.0)])
+    running = LoopRunner(ledger, "one", [Work(work, every_s=3600.0)])
     running.start()
     assert [t.name for t in threading.enumerate() if t.name == "falaj-loop-work"]
     assert stepped.acquire(timeout=10), "once at the start"
-    advance(ledger, Context(Actor("ann", HOUSE), "home"), None)
+    advance(ledger, CallContext(Actor("ann", SYSTEM_TENANT), "home"), None)
     assert stepped.acquire(timeout=10), "and after a commit, long before every_s"
     running.stop(timeout_s=1.0)
     assert not [t for t in threading.enumerate() if t.name == "falaj-loop-work"]
@@ -225,9 +227,11 @@ def test_one_that_says_what_it_hears_is_woken_by_that_and_nothing_else(ledger: L
     steps = {"jobs": threading.Semaphore(0), "all": threading.Semaphore(0)}
     hearing = Work(lambda turn: bool(steps["jobs"].release()), "jobs", every_s=3600.0)
     hearing.hears = ("job",)
-    running = Loops(ledger, "one", [hearing, Work(lambda turn: bool(steps["all"].release()), "all", every_s=3600.0)])
+    running = LoopRunner(
+        ledger, "one", [hearing, Work(lambda turn: bool(steps["all"].release()), "all", every_s=3600.0)]
+    )
     running.start()
-    ctx = Context(Actor("ann", HOUSE), "home")
+    ctx = CallContext(Actor("ann", SYSTEM_TENANT), "home")
     assert all(stepped.acquire(timeout=10) for stepped in steps.values()), "once at the start"
     with ledger.write(ctx) as tx:
         tx.emit("note", Ref("note", "house", "one", "v1"))
@@ -247,10 +251,10 @@ def test_one_that_says_what_it_hears_is_woken_by_that_and_nothing_else(ledger: L
 
 
 def test_one_that_hears_is_not_woken_by_what_it_wrote_itself(ledger: Ledger) -> None:
-    ctx, steps = Context(Actor("ann", HOUSE), "home"), list[int | None]()
+    ctx, steps = CallContext(Actor("ann", SYSTEM_TENANT), "home"), list[int | None]()
     there = threading.Semaphore(0)
 
-    def work(turn: Turn) -> bool:
+    def work(turn: LoopIteration) -> bool:
         steps.append(revision(ledger, ctx))
         if steps == [None]:
             advance(ledger, ctx, None)
@@ -259,7 +263,7 @@ def test_one_that_hears_is_not_woken_by_what_it_wrote_itself(ledger: Ledger) -> 
 
     hearing = Work(work, every_s=3600.0)
     hearing.hears = ("job",)
-    running = Loops(ledger, "one", [hearing])
+    running = LoopRunner(ledger, "one", [hearing])
     running.start()
     assert there.acquire(timeout=10)
     advance(ledger, ctx, 1)
@@ -271,7 +275,7 @@ def test_one_that_hears_is_not_woken_by_what_it_wrote_itself(ledger: Ledger) -> 
 def test_more_to_do_means_again_at_once(ledger: Ledger, clock: Clock) -> None:
     left = [3]
 
-    def work(turn: Turn) -> bool:
+    def work(turn: LoopIteration) -> bool:
         left[0] -= 1
         return left[0] > 0
 
@@ -279,23 +283,23 @@ def test_more_to_do_means_again_at_once(ledger: Ledger, clock: Clock) -> None:
 
 
 def test_a_stale_result_is_no_failure(ledger: Ledger, clock: Clock) -> None:
-    def work(turn: Turn) -> bool:
-        raise Stale("somebody was first")
+    def work(turn: LoopIteration) -> bool:
+        raise StaleRevision("somebody was first")
 
     made = loops(ledger, clock, "one", Work(work))
     made.run_once()
-    assert made._turners[0]._pause() == 30.0
+    assert made._workers[0]._pause_length_s() == 30.0
 
 
 def test_outcomes_are_kept_for_a_week_and_then_forgotten(ledger: Ledger, clock: Clock) -> None:
     clock.now = 1_800_000_000.0
-    asked = [Context(Actor("ann", "acme"), "home", request=f"r{n}", keyed=True, now=clock) for n in range(3)]
+    asked = [CallContext(Actor("ann", "acme"), "home", request=f"r{n}", keyed=True, now=clock) for n in range(3)]
     for ctx in asked:
         with ledger.write(ctx) as tx:
             tx.emit("do", JOB.at("r1"))
             tx.remember("1", "f")
         clock.now += 2 * 86_400
-    sweep = loops(ledger, clock, "one", Work(ForgetOutcomes(ledger).step))
+    sweep = loops(ledger, clock, "one", Work(OutcomeExpiryLoop(ledger).step))
     sweep.run_once()
     assert [ledger.outcome(ctx, "f") for ctx in asked] == ["1", "1", "1"]
     clock.now += 3 * 86_400
@@ -310,15 +314,15 @@ def test_outcomes_are_kept_for_a_week_and_then_forgotten(ledger: Ledger, clock: 
 def test_one_that_minds_some_things_is_woken_by_those_as_long_as_it_does(ledger: Ledger) -> None:
     work = Work(lambda turn: False, every_s=3600.0)
     work.minds = {"note"}
-    running = Loops(ledger, "one", [work])
+    running = LoopRunner(ledger, "one", [work])
     running.start()
     running.stop()  # nobody takes notice any more: what woke it stays to be seen
-    turner, ctx = running._turners[0], Context(Actor("ann", HOUSE), "home")
+    turner, ctx = running._workers[0], CallContext(Actor("ann", SYSTEM_TENANT), "home")
 
     def woken(rev: int | None) -> bool:
-        turner._awake.clear()
+        turner._wake_event.clear()
         advance(ledger, ctx, rev)
-        return turner._awake.is_set()
+        return turner._wake_event.is_set()
 
     assert not woken(None)
     work.minds.add("job")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.store.cache import CachedBlobs
+from falaj.store.blob_cache import CachedObjectStore
 from tests.servers.seaweed import Bucket, SeaweedServer
 from tests.town import Town
 
@@ -26,8 +26,8 @@ def test_a_pinned_version_stays_near(cached: Town, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a.bin").write_bytes(bytes(3 << 20))
     ref = amal.catalog.publish("dataset:fraud/tx", str(folder)).ref
-    store = cached.house._zone_store("ae-dubai")
-    assert isinstance(store, CachedBlobs)
+    store = cached.house._open_zone_store("ae-dubai")
+    assert isinstance(store, CachedObjectStore)
     assert amal.catalog.pin(ref).pinned
     pins = list((tmp_path / "near" / "ae-dubai" / "pins").iterdir())
     assert pins
@@ -40,8 +40,8 @@ def test_a_scrub_asks_the_store_and_not_its_cache(cached: Town) -> None:
     amal = cached.as_("amal")
     ref = amal.store.put("blob:fraud/x", b"bytes that go bad" * 1000)
     assert amal.store.get(ref).read()
-    store = cached.house._zone_store("ae-dubai")
-    assert isinstance(store, CachedBlobs)
+    store = cached.house._open_zone_store("ae-dubai")
+    assert isinstance(store, CachedObjectStore)
     (only,) = store.inner.list()
     good = bytearray(b"".join(store.inner.open(only.key)))
     good[100] ^= 1

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from falaj.core.byte_channel import UploadReceipt
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid
-from falaj.core.permit import Ticket
-from falaj.core.transfer import Receipt
-from falaj.store.collect import Collector
+from falaj.core.transfer_permits import TransferTicket
+from falaj.store.collector import Collector
 from tests.town import LABEL, Town, refusal
 
 NAME = "dataset:fraud/tx"
@@ -26,7 +26,7 @@ def town(tmp_path: Path) -> Iterator[Town]:
 
 def publish(
     here: Any, *pieces: bytes, name: str = NAME, label: str = LABEL, root: int = 0
-) -> tuple[Any, list[Receipt]]:
+) -> tuple[Any, list[UploadReceipt]]:
     begun = here.catalog.begin(name)
     receipts = [here.bytes.put(begun.ticket, [piece]) for piece in pieces]
     whole = here.bytes.bundle(begun.ticket, tuple(receipts))
@@ -34,7 +34,7 @@ def publish(
     return ref, receipts
 
 
-def made(ticket: str, whole: Receipt, shard: Receipt, root: int = 0) -> dict[str, Any]:
+def made(ticket: str, whole: UploadReceipt, shard: UploadReceipt, root: int = 0) -> dict[str, Any]:
     batch = {"bundle": whole.digest, "shard": shard.digest}
     tree = {"root": f"b3:{root:064x}", "num_files": 1, "size_bytes": whole.size, "batches": [batch]}
     return {
@@ -94,7 +94,7 @@ def test_an_altered_ticket_is_refused(town: Town) -> None:
 def test_a_ticket_ends(town: Town) -> None:
     transfers, house = town.house.transfers, town.house
     amal = house.context(town.actor("amal"))
-    old = Ticket("read", "dataset:fraud/tx@v1", "bank", "ae-dubai", "bank/amal", amal.now() - 1)
+    old = TransferTicket("read", "dataset:fraud/tx@v1", "bank", "ae-dubai", "bank/amal", amal.now() - 1)
     with pytest.raises(Denied, match="expired"):
         transfers.get(amal, transfers._permits.ticket(old), "b3:" + "0" * 64)
 
@@ -104,7 +104,7 @@ def test_nobody_builds_on_bytes_they_did_not_send(town: Town) -> None:
     salem, amal = town.as_("salem"), town.as_("amal")
     secret, (pack, shard) = publish(salem, b"not for amal", b"shard", name="dataset:payroll/staff")
     begun = amal.catalog.begin(NAME)
-    forged = Receipt(pack.digest, pack.size, "0" * 64)
+    forged = UploadReceipt(pack.digest, pack.size, "0" * 64)
     assert isinstance(refusal(lambda: amal.bytes.bundle(begun.ticket, (forged,))), Denied)
     # A true receipt of one thing is worth nothing for another.
     assert isinstance(refusal(lambda: amal.bytes.bundle(begun.ticket, (pack, shard))), Denied)

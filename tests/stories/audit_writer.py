@@ -6,19 +6,19 @@ Usage: python -m tests.stories.audit_writer URL WHO
 import sys
 import threading
 
-from falaj.audit.loop import SealLoop
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.errors import Stale
+from falaj.audit.seal_loop import SealLoop
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
+from falaj.core.errors import StaleRevision
 from falaj.core.ref import Ref
-from falaj.store.ledger import Writer
-from falaj.store.loop import Loops
+from falaj.store.ledger import LedgerWriter
+from falaj.store.reconcile_loop import LoopRunner
 from tests.audit.house import House
 
 
 def open_house(url: str) -> House:
-    return House(SqliteStore(url) if url.startswith("sqlite") else PostgresStore(url), url=url)
+    return House(SqliteLedgerStore(url) if url.startswith("sqlite") else PostgresLedgerStore(url), url=url)
 
 
 def say(lock: threading.Lock, line: str) -> None:
@@ -29,9 +29,9 @@ def say(lock: threading.Lock, line: str) -> None:
 
 def write(house: House, who: str, lock: threading.Lock) -> None:
     while True:
-        ctx = Context(Actor(who, "bank"), zone="home")
+        ctx = CallContext(Actor(who, "bank"), zone="home")
 
-        def work(tx: Writer, ctx: Context = ctx) -> str:
+        def work(tx: LedgerWriter, ctx: CallContext = ctx) -> str:
             record = tx.put(Ref("thing", "demo", f"t{ctx.request}"), {"n": 1})
             return tx.emit("demo.make", record.ref, n=1).id
 
@@ -40,11 +40,11 @@ def write(house: House, who: str, lock: threading.Lock) -> None:
 
 def seal(house: House, lock: threading.Lock) -> None:
     """A caller that needs proofs at once, beside the loop: the two race all the time."""
-    ctx = Context(Actor("auditor", "bank"), zone="home")
+    ctx = CallContext(Actor("auditor", "bank"), zone="home")
     while True:
         try:
             made = house.sealer.seal(ctx, "bank", "home")
-        except Stale:
+        except StaleRevision:
             made = None
         if made is not None:
             say(lock, f"seal {made.number} {made.size} {made.root}")
@@ -54,7 +54,9 @@ def main() -> None:
     url, who = sys.argv[1:3]
     house, lock = open_house(url), threading.Lock()
     loop = SealLoop(house.ledger, house.sealer, 0.01)
-    Loops(house.ledger, who, [loop], lambda name: Context(Actor("loop", HOUSE, "service"), zone="home")).start()
+    LoopRunner(
+        house.ledger, who, [loop], lambda name: CallContext(Actor("loop", SYSTEM_TENANT, "service"), zone="home")
+    ).start()
     threads = [threading.Thread(target=write, args=(house, f"{who}-{n}", lock)) for n in range(3)]
     threads.append(threading.Thread(target=seal, args=(house, lock)))
     for thread in threads:

@@ -7,23 +7,23 @@ import contextlib
 import sys
 import threading
 
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import Actor, Context
-from falaj.core.errors import FalajError, Stale
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import Actor, CallContext
+from falaj.core.errors import FalajError, StaleRevision
 from falaj.core.ref import Ref
-from falaj.store.ledger import Ledger, Writer
+from falaj.store.ledger import Ledger, LedgerWriter
 
 
 def open_ledger(url: str) -> Ledger:
-    return Ledger(SqliteStore(url) if url.startswith("sqlite") else PostgresStore(url))
+    return Ledger(SqliteLedgerStore(url) if url.startswith("sqlite") else PostgresLedgerStore(url))
 
 
 def write(ledger: Ledger, who: str, n: int) -> None:
     """One record and one event, tried again when the engine asks for it."""
-    ctx = Context(Actor(who, "acme"), "uae")
+    ctx = CallContext(Actor(who, "acme"), "uae")
 
-    def work(tx: Writer) -> None:
+    def work(tx: LedgerWriter) -> None:
         tx.emit("add", tx.put(Ref("thing", who, f"n{n}"), {"n": n}, terms={"who": who}).ref, n=n)
 
     ledger.retry(ctx, work, tries=1000)
@@ -50,7 +50,7 @@ def group(ledger: Ledger, who: str, count: int) -> None:
 def together(ledger: Ledger, who: str, start: int) -> None:
     """Seven in one group, tried again when the engine turned all of it away."""
     while True:
-        with contextlib.suppress(Stale):
+        with contextlib.suppress(StaleRevision):
             with ledger.group():
                 for n in range(start, start + 7):
                     write(ledger, who, n)

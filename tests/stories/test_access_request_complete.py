@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.api.client import RemotePlatform
-from falaj.core.errors import Corrupt, Denied, FalajError, Invalid
+from falaj.api.remote_client import RemoteClient
+from falaj.core.errors import CorruptData, Denied, FalajError, Invalid
 from falaj.core.ref import Ref
-from falaj.features.defining import Defining
+from falaj.features.definition_operations import DefinitionOperations
 from tests.api.small import serving
 from tests.printed import draw_pages, print_pdf, read_pages, shows_words
 from tests.town import LABEL, Town, refusal
@@ -132,14 +132,14 @@ def test_answer_is_given_only_for_the_open_request_of_this_person(town: Town, tm
 
 def test_view_that_cannot_be_read_is_named(town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dana = town.as_("dana")
-    about = Defining.about
+    about = DefinitionOperations.about
 
     def broken(self: Any, ctx: Any, view: Ref) -> Any:
         if "score" in str(view):
-            raise Corrupt("its chapters do not belong together", "ingest it anew")
+            raise CorruptData("its chapters do not belong together", "ingest it anew")
         return about(self, ctx, view)
 
-    monkeypatch.setattr(Defining, "about", broken)
+    monkeypatch.setattr(DefinitionOperations, "about", broken)
     answer = dana.privacy.access(dana.privacy.ask("access", WHO).ref, WHO, str(tmp_path / "answer"))
     assert not answer.complete
     assert answer.unsearched == ("view:fraud/score@v1: its chapters do not belong together",)
@@ -150,7 +150,7 @@ def test_view_that_cannot_be_read_is_named(town: Town, tmp_path: Path, monkeypat
 
 
 def test_answer_and_search_over_the_network(town: Town, tmp_path: Path) -> None:
-    with serving(town.house) as server, RemotePlatform(server.url, token=town.tokens["dana"], purpose="x") as dana:
+    with serving(town.house) as server, RemoteClient(server.url, token=town.tokens["dana"], purpose="x") as dana:
         request = dana.privacy.ask("portability", WHO).ref
         answer = dana.privacy.access(request, WHO, str(tmp_path / "answer"))
         assert answer.complete

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from falaj.audit.seal import Sealer
-from falaj.core.errors import Stale, Unavailable
+from falaj.audit.log_sealing import LogSealer
+from falaj.core.errors import StaleRevision, Unavailable
 from falaj.core.ref import Ref
 from tests.audit.house import House
 from tests.audit.packs import check_files
@@ -123,7 +123,7 @@ class LateCommits:
     def commit(self, act: Callable[[], list[str]]) -> None:
         """Repeat a transaction that PostgreSQL refuses beside others; only what it acknowledged counts."""
         while True:
-            with contextlib.suppress(Stale):
+            with contextlib.suppress(StaleRevision):
                 self.event_ids.extend(act())
                 return
 
@@ -142,9 +142,9 @@ class LateCommits:
             self.commit(act)
 
     def seal(self) -> None:
-        sealer = Sealer(self.house.ledger, self.house.signers, "test")
+        sealer = LogSealer(self.house.ledger, self.house.signers, "test")
         while not self.done.is_set():
-            with contextlib.suppress(Stale):
+            with contextlib.suppress(StaleRevision):
                 sealer.seal(self.house.ctx(), "bank", "home")
 
     def start(self, work: Callable[[], None]) -> threading.Thread:

@@ -12,29 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends.objects import ObjectBlobs
-from falaj.core.errors import Conflict, Corrupt, NotFound
-from falaj.store import blobs
-from falaj.store.loop import Loops
-from falaj.store.objects import LIVE
-from falaj.store.sealed import CHUNK
-from falaj.store.upkeep import ROUND_S, CollectLoop, ScrubLoop
+from falaj.backends.cloud_objects import CloudObjectStore
+from falaj.core.errors import Conflict, CorruptData, NotFound
+from falaj.store import blob_store
+from falaj.store.maintenance_loops import SCRUB_ROUND_S, CollectLoop, ScrubLoop
+from falaj.store.reconcile_loop import LoopRunner
+from falaj.store.sealed_format import CHUNK_BYTES
+from falaj.store.stored_objects import LIVE
 from tests.servers.seaweed import Bucket
 from tests.store.blobhouse import HOUR, THING, Clock, House, noise
 
-DATA = noise(3 * CHUNK + 77)
-KEPT = noise(2 * CHUNK + 5, 9)
+DATA = noise(3 * CHUNK_BYTES + 77)
+KEPT = noise(2 * CHUNK_BYTES + 5, 9)
 
 # The child counts its way through our own code and kills itself, as kill -9 does, at the step it is told.
 CHILD = """
 import os, signal, sys, threading
 sys.path[:0] = {path!r}
 from pathlib import Path
-from falaj.store import blobs
+from falaj.store import blob_store
 from tests.stories.test_blob_faults import act
 from tests.servers.seaweed import Bucket
 from tests.store.blobhouse import Clock, House
-blobs.PART_CHUNKS = 1
+blob_store.PART_CHUNKS = 1
 count, kill_at = 0, {kill_at}
 def step(frame, event, arg):
     global count
@@ -63,7 +63,7 @@ def act(house: House, op: str) -> str:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "PART_CHUNKS", 1)
+    monkeypatch.setattr(blob_store, "PART_CHUNKS", 1)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -90,7 +90,7 @@ def prepare(folder: Path, url: str) -> tuple[House, str]:
     house = House(folder, Clock(), url=url)
     kept = house.put(KEPT).digest
     house.keep("kept", kept)
-    house.put(noise(CHUNK + 1, 4))
+    house.put(noise(CHUNK_BYTES + 1, 4))
     for _ in range(2):
         house.clock.at += 2 * HOUR
         house.collector.collect(house.ctx)
@@ -105,7 +105,7 @@ def check(house: House, kept: str, op: str, acknowledged: str) -> None:
     zone = "eu" if op == "copy" else "home"
     wanted, data = {"put": (DATA, DATA), "copy": (KEPT, KEPT)}.get(op, (b"", b""))
     if op != "collect":
-        digest = acknowledged or blobs.digest_of(blobs.blake3(wanted).hexdigest())
+        digest = acknowledged or blob_store.format_digest(blob_store.blake3(wanted).hexdigest())
         try:
             assert house.get(digest, zone) == data
         except NotFound:
@@ -147,7 +147,7 @@ def die_and_look(tmp_path: Path, url: str, op: str, points: int) -> None:
         said, _ = run_child(house, op, kill_at)
         check(house, kept, op, said)
         if op == "collect":
-            house.put(noise(CHUNK + 1, 4))
+            house.put(noise(CHUNK_BYTES + 1, 4))
             for _ in range(2):
                 house.clock.at += 2 * HOUR
                 house.collector.collect(house.ctx)
@@ -204,7 +204,7 @@ def test_the_loops_collect_and_scrub_by_themselves(tmp_path: Path, url: str) -> 
     house.put(DATA)
     small = house.files()[0]
     loops = [CollectLoop(house.ledger, house.collector), ScrubLoop(house.ledger, house.collector)]
-    runner = Loops(house.ledger, "one", loops, lambda name: house.context(tenant="house"))
+    runner = LoopRunner(house.ledger, "one", loops, lambda name: house.context(tenant="house"))
     for _ in range(8):
         house.clock.at += 2 * HOUR
         runner.run_once()
@@ -215,7 +215,7 @@ def test_the_loops_collect_and_scrub_by_themselves(tmp_path: Path, url: str) -> 
     broken.write_bytes(b"rotten")
     runner.run_once()
     assert house.ledger.tail(tenant="acme", verb="store.broken") == []
-    house.clock.at += ROUND_S
+    house.clock.at += SCRUB_ROUND_S
     runner.run_once()
     (fact,) = house.ledger.tail(tenant="acme", verb="store.broken")
     assert str(fact.event.subject) == "dataset:p/kept@v1"
@@ -270,7 +270,7 @@ def test_bytes_that_rot_on_the_way_are_never_copied_on(tmp_path: Path) -> None:
     raw = bytearray(file.read_bytes())
     raw[100] ^= 1
     file.write_bytes(raw)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         house.copy(blob.digest, "eu")
     with pytest.raises(NotFound):
         house.blobs.get(house.ctx, THING, "eu", blob.digest, house.permit("read", "eu"))
@@ -281,10 +281,10 @@ def test_everything_on_a_far_store(tmp_path: Path, new_s3: Callable[[], Bucket])
     """Put, range, repeat, copy, rot, scrub, heal and collect, with S3 in one zone and a folder in the other."""
     bucket = new_s3()
     house = House(tmp_path)
-    far = house.stores["home"] = ObjectBlobs(bucket.url, bucket.options)
+    far = house.stores["home"] = CloudObjectStore(bucket.url, bucket.options)
 
     def broken_off() -> Iterator[bytes]:
-        yield DATA[: 2 * CHUNK + 5]
+        yield DATA[: 2 * CHUNK_BYTES + 5]
         raise Conflict("the client went away")
 
     with pytest.raises(Conflict):
@@ -292,9 +292,9 @@ def test_everything_on_a_far_store(tmp_path: Path, new_s3: Callable[[], Bucket])
     there = {stat.key for stat in far.list()}
     digest = house.put(DATA).digest
     assert there < {stat.key for stat in far.list()}
-    assert (house.get(digest), house.get(digest, start=CHUNK - 3, stop=2 * CHUNK + 3)) == (
+    assert (house.get(digest), house.get(digest, start=CHUNK_BYTES - 3, stop=2 * CHUNK_BYTES + 3)) == (
         DATA,
-        DATA[CHUNK - 3 : 2 * CHUNK + 3],
+        DATA[CHUNK_BYTES - 3 : 2 * CHUNK_BYTES + 3],
     )
     house.copy(digest, "eu")
     assert house.get(digest, "eu") == DATA
@@ -303,7 +303,7 @@ def test_everything_on_a_far_store(tmp_path: Path, new_s3: Callable[[], Bucket])
     far.put(rotten, [b"rotten"])
     (broken,) = house.collector.scrub(house.ctx).broken
     assert [str(ref) for ref in broken.refs] == ["dataset:p/kept@v1"]
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         house.get(digest)
     house.put(DATA)
     assert house.get(digest) == DATA

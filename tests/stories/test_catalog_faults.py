@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import falaj
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import FalajError, NotFound
-from falaj.store.objects import find_object
+from falaj.store.stored_objects import find_stored_object
 from tests.town import Town
 
 HOUR = 3600.0
@@ -58,7 +58,7 @@ def act(here: Any, op: str, folder: str, ahead: float) -> str:
     return str(collector.collect(ctx).deleted)
 
 
-def later(ctx: Context, ahead: float) -> Context:
+def later(ctx: CallContext, ahead: float) -> CallContext:
     """The same context so many seconds from now."""
     return replace(ctx, now=lambda: time.time() + ahead)
 
@@ -138,9 +138,9 @@ class Scene:
         house = self.town.house
         with house.ledger.read(house.context(self.town.actor("amal"))) as tx:
             held = {digest for ref in self.versions for digest in _held(tx, ref)}
-            bundles = [find_object(tx, "bank", "ae-dubai", digest) for digest in held]
+            bundles = [find_stored_object(tx, "bank", "ae-dubai", digest) for digest in held]
             parts = {part for bundle in bundles if bundle for part in bundle.parts}
-            return {found.key for part in parts if (found := find_object(tx, "bank", "ae-dubai", part))}
+            return {found.key for part in parts if (found := find_stored_object(tx, "bank", "ae-dubai", part))}
 
 
 def _held(tx: Any, ref: str) -> Iterator[str]:

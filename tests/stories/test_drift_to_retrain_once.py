@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from falaj.drift.profile import profile_of, to_json
-from falaj.drift.records import FILE
+from falaj.drift.profiles import build_profile, encode_profile
+from falaj.drift.records import PROFILE_FILE
 from tests.infer.models import _Kit
 from tests.jobs.lab import until
 from tests.stories.serving_ground import SCORE, SMALL, up
@@ -47,8 +47,8 @@ def champion(folder: Path) -> Path:
     columns = {f"x[{at}]": x[:, at] for at in range(WIDE)}
     score = 1 / (1 + np.exp(-4 * (x @ WEIGHTS)))
     tensors = {"x": tuple(columns), "y": ("y",)}
-    made = profile_of(columns, predictions={"y": score}, label=truth, label_name="target", tensors=tensors)
-    (folder / FILE).write_bytes(to_json(made))
+    made = build_profile(columns, predictions={"y": score}, label=truth, label_name="target", tensors=tensors)
+    (folder / PROFILE_FILE).write_bytes(encode_profile(made))
     return folder
 
 

@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from falaj.audit.note import unb64
 from falaj.audit.service import verify_pack
+from falaj.audit.signed_note import decode_base64
 from falaj.core.context import Actor
-from falaj.core.errors import Conflict, Corrupt, Denied, NotFound, Unavailable
+from falaj.core.errors import Conflict, CorruptData, Denied, NotFound, Unavailable
 from falaj.core.ref import Ref
-from falaj.platform import HOLDERS, House, Platform, load_settings, restore_into
-from falaj.serve.blocks import Whose
-from falaj.store.collect import Collector
+from falaj.serve.sealed_blocks import RowOwner
+from falaj.server import BLOB_HOLDER_KINDS, LocalClient, Server, load_settings, restore_into_store
+from falaj.store.collector import Collector
 from tests.features.house import town_on
 from tests.infer import models
 from tests.privacy.erasures import FusedClient, Killed, approve
@@ -73,7 +73,7 @@ def _planted(town: Town, folder: Path) -> tuple[Ref, Ref]:
     model = mona.catalog.publish("model:fraud/scorer", str(score), inputs={"data": trained}, label=LABEL).ref
     mona.serve.add(SCORE, model, plan={"raw": True})
     asked = [logged(time.time(), f"q{at}", one) for at, one in enumerate(PEOPLE)]
-    town.house.desks["serve"].journal.append(Whose("bank", SCORE, "ae-dubai"), asked)
+    town.house.desks["serve"].journal.append(RowOwner("bank", SCORE, "ae-dubai"), asked)
     return trained, model
 
 
@@ -85,9 +85,12 @@ def _keys(town: Town) -> set[str]:
     return {line.key for line in town.as_("salem").serve.logs(SCORE).lines}
 
 
-def _collected(house: House) -> None:
+def _collected(house: Server) -> None:
     """Bytes that nothing needs any more go, as the background loop has them go in time."""
-    collector, ctx = Collector(house.blobs, HOLDERS, grace_s=0.0), house.context(Actor("loop", "bank", kind="service"))
+    collector, ctx = (
+        Collector(house.blobs, BLOB_HOLDER_KINDS, grace_s=0.0),
+        house.context(Actor("loop", "bank", kind="service")),
+    )
     for days in range(1, 9):  # each goes in two steps, and what it was made of after it
         collector.collect(replace(ctx, now=lambda days=days: time.time() + days * DAY_S))
 
@@ -157,8 +160,8 @@ def _certified(folder: Path, digest: str, model: str) -> None:
     assert [one["ref"] for one in statement["derived"] if one["decision"] == "retrain"].count(model) == 1
     assert list(statement["people"]) == ["ae-dubai", "eu-west"]
     assert WHO not in shown["statement"]
-    Ed25519PublicKey.from_public_bytes(unb64(shown["key"])).verify(
-        unb64(shown["signature"]), shown["statement"].encode()
+    Ed25519PublicKey.from_public_bytes(decode_base64(shown["key"])).verify(
+        decode_base64(shown["signature"]), shown["statement"].encode()
     )
     assert json.loads(shown["proof"]["event"])["body"]["digest"] == digest
     assert verify_pack(folder / "proof.json", shown["key"]).ok
@@ -188,9 +191,9 @@ def _yields(folder: Path, name: str, trained: Ref) -> bool:
     home = folder / name
     shutil.copytree(folder / "house", home, ignore=lambda _, names: [one for one in names if "ledger" in one])
     settings = load_settings(str(home), {"zone": "ae-dubai"})
-    restore_into(settings, str(folder / "ledger.backup"))
-    old = House(settings)
-    here = Platform(old, Actor("amal", "bank", roles=frozenset({"data-scientist"}), jurisdiction="AE"), "fraud")
+    restore_into_store(settings, str(folder / "ledger.backup"))
+    old = Server(settings)
+    here = LocalClient(old, Actor("amal", "bank", roles=frozenset({"data-scientist"}), jurisdiction="AE"), "fraud")
     label = pa.table({"patient_id": [WHO], "moment": pa.array([round(time.time() * 1e6)], pa.int64())})
     found = [
         _gives(lambda: here.catalog.checkout(trained, str(folder / f"{name}-out"))),
@@ -206,6 +209,6 @@ def _yields(folder: Path, name: str, trained: Ref) -> bool:
 def _gives(act: Callable[[], Any]) -> bool:
     try:
         act()
-    except (NotFound, Corrupt, Unavailable):
+    except (NotFound, CorruptData, Unavailable):
         return False
     return True

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from falaj.backends.postgres import PostgresStore
-from falaj.backends.sqlite import SqliteStore
-from falaj.core.context import HOUSE
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.backends.sqlite import SqliteLedgerStore
+from falaj.core.context import SYSTEM_TENANT
 from falaj.core.errors import FalajError, NotFound
-from falaj.govern.sealing import wrapped_version
+from falaj.govern.encryption import read_wrapping_version
 from tests.govern.keyhouse import DAY_S, Crashing, House
 
 START = 1_000_000.0
@@ -63,8 +63,12 @@ def check(home: Path, deks: dict[str, bytes], *, resume: bool, open_store: OpenS
         assert house.ring.object_key("acme", "uae", house.object_dek(name)) == dek
     newest = house.key_body("tenant.uae")["current"]
     if resume:
-        assert {wrapped_version(house.object_dek(name)) for name in deks} == {newest}
-        assert len(house.key_body("tenant.uae")["versions"]) == len(house.key_body("zone.uae", HOUSE)["versions"]) == 1
+        assert {read_wrapping_version(house.object_dek(name)) for name in deks} == {newest}
+        assert (
+            len(house.key_body("tenant.uae")["versions"])
+            == len(house.key_body("zone.uae", SYSTEM_TENANT)["versions"])
+            == 1
+        )
     house.close()
 
 
@@ -78,9 +82,9 @@ def test_killed_at_every_commit_of_a_rotation(tmp_path: Path, scope: str, after:
         deks = furnish(home)
 
         def rotate(home: Path = home, at: int = at) -> None:
-            store = Crashing(SqliteStore(f"sqlite:{home}/ledger.db"), at, after=after, die=kill_me)
+            store = Crashing(SqliteLedgerStore(f"sqlite:{home}/ledger.db"), at, after=after, die=kill_me)
             house = House(home, start=START, store=store)
-            tenant = "acme" if scope == "tenant" else HOUSE
+            tenant = "acme" if scope == "tenant" else SYSTEM_TENANT
             house.rotations.begin(house.ctx(tenant), scope, tenant, "" if scope == "root" else "uae")
             house.finish_rotations()
 
@@ -103,8 +107,8 @@ def test_killed_at_every_commit_of_a_rotation_on_postgresql(
         home, url = tmp_path / str(at), new_postgres()
         home.mkdir()
 
-        def open_store(url: str = url) -> PostgresStore:
-            return PostgresStore(url, {})
+        def open_store(url: str = url) -> PostgresLedgerStore:
+            return PostgresLedgerStore(url, {})
 
         deks = furnish(home, open_store)
 
@@ -156,7 +160,7 @@ def _work_until_killed(home: Path, life: int, pipe: int) -> None:
         dek = house.add_object(name)
         os.write(pipe, f"{name} {dek.hex()}\n".encode())
         if n % 4 == 0:
-            tenant, scope = ("acme", "tenant") if n % 8 else (HOUSE, "zone")
+            tenant, scope = ("acme", "tenant") if n % 8 else (SYSTEM_TENANT, "zone")
             try:
                 house.rotations.begin(house.ctx(tenant), scope, tenant, "uae")
             except FalajError:
@@ -172,7 +176,7 @@ def test_killed_while_the_first_keys_are_made(tmp_path: Path) -> None:
             home.mkdir()
 
             def first(home: Path = home, at: int = at, after: bool = after) -> None:
-                store = Crashing(SqliteStore(f"sqlite:{home}/ledger.db"), at, after=after, die=kill_me)
+                store = Crashing(SqliteLedgerStore(f"sqlite:{home}/ledger.db"), at, after=after, die=kill_me)
                 house = House(home, store=store)
                 house.ring.permit_key()
                 house.write("a", {"n": 1})
@@ -198,7 +202,7 @@ def test_killed_while_a_subject_is_forgotten(tmp_path: Path) -> None:
         house.close()
 
         def forget(home: Path = home, after: bool = after) -> None:
-            store = Crashing(SqliteStore(f"sqlite:{home}/ledger.db"), 1, after=after, die=kill_me)
+            store = Crashing(SqliteLedgerStore(f"sqlite:{home}/ledger.db"), 1, after=after, die=kill_me)
             one = House(home, store=store)
             one.ring.subject_forget(one.ctx(), "uae", "person")
 
@@ -216,7 +220,7 @@ def test_killed_while_a_subject_is_forgotten(tmp_path: Path) -> None:
 
 def test_replicas_race_for_keys_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
     postgres = pytest.importorskip("falaj.backends.postgres")
-    houses = [House(tmp_path, store=postgres.PostgresStore(postgres_url, {})) for _ in range(3)]
+    houses = [House(tmp_path, store=postgres.PostgresLedgerStore(postgres_url, {})) for _ in range(3)]
     start = threading.Barrier(len(houses))
     sealed: list[tuple[str, bytes]] = []
     failures: list[FalajError] = []
@@ -238,14 +242,14 @@ def test_replicas_race_for_keys_on_postgresql(tmp_path: Path, postgres_url: str)
     for thread in threads:
         thread.join()
     assert failures == []
-    fresh = House(tmp_path, store=postgres.PostgresStore(postgres_url, {}))
+    fresh = House(tmp_path, store=postgres.PostgresLedgerStore(postgres_url, {}))
     assert [fresh.ring.unseal(tenant, "uae", one, b"") for tenant, one in sealed] == [b"x"] * 12
     for n in range(4):
         assert [fresh.read(f"r{number}", f"t{n}") for number in range(3)] == [{"by": number} for number in range(3)]
         assert fresh.verbs(f"t{n}").count("keys.create") == 2
     houses[0].rotations.begin(houses[0].ctx("t0"), "tenant", "t0", "uae")
     fresh.finish_rotations()
-    assert wrapped_version(fresh.object_dek("o1", "t0")) == 2
+    assert read_wrapping_version(fresh.object_dek("o1", "t0")) == 2
     assert fresh.key_body("tenant.uae", "t0")["versions"].keys() == {"2"}
     for house in (*houses, fresh):
         house.close()

@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from falaj.flows.records import JOB, FlowPlan, StepPlan
-from falaj.flows.signatures import STANDARD, check, headers_for
+from falaj.flows.records import STEP_JOB, FlowPlan, StepPlan
+from falaj.flows.webhook_signatures import STYLE_STANDARD, sign_message, verify_webhook_signature
 from falaj.jobs.records import JobSpec, RoleSpec
-from falaj.platform import connect
+from falaj.server import connect
 from tests.flows.receiver import free_port, receiving
 
-STEP = StepPlan("one", JOB, spec=JobSpec(("python3", "-c", "pass"), (RoleSpec(cpus=0.1, memory="256MiB"),)))
+STEP = StepPlan("one", STEP_JOB, spec=JobSpec(("python3", "-c", "pass"), (RoleSpec(cpus=0.1, memory="256MiB"),)))
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -48,7 +48,7 @@ def test_a_knock_begins_one_run_whoever_dies(tmp_path: Path) -> None:
             knock = here.flows.listen("knock:fraud/ci", {"branch": "ref"})
             here.flows.on("flow:fraud/retrain", ("flows.knock",), params={"branch": "{branch}"})
             body = b'{"ref": "main"}'
-            signed = headers_for([knock.secret.encode()], "msg_1", int(time.time()), body)
+            signed = sign_message([knock.secret.encode()], "msg_1", int(time.time()), body)
             headers = {"content-type": "application/json", **signed}
             assert httpx.post(f"http://127.0.0.1:{port}{knock.path}", content=body, headers=headers).status_code == 200
             for _ in range(2):
@@ -57,7 +57,7 @@ def test_a_knock_begins_one_run_whoever_dies(tmp_path: Path) -> None:
                 platform = up()
             until(lambda: len(receiver.got) > 0, "nobody was told")
             got, told, _ = receiver.got[0]
-            check(STANDARD, [hook.secret.encode()], got, told, time.time())
+            verify_webhook_signature(STYLE_STANDARD, [hook.secret.encode()], got, told, time.time())
             assert json.loads(told)["data"]["state"] == "succeeded"
             (run,) = here.flows.runs("flow:fraud/retrain").runs
             assert run.params == {"branch": "main"}

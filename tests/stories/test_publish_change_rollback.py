@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errors import Corrupt
+from falaj.core.errors import CorruptData
 from tests.servers.seaweed import SeaweedServer
 from tests.town import LABEL, Town
 
@@ -91,7 +91,7 @@ def test_publish_change_rollback(town: Town, tmp_path: Path) -> None:
     assert broken
     assert len(broken) < COUNT
     victim = min(broken)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         amal.catalog.cat(first.ref, os.fsdecode(victim)).read()
     whole = min(set(before) - {os.fsdecode(path) for path in broken})
     assert amal.catalog.cat(first.ref, whole).read() == before[whole]

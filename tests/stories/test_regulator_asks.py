@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from falaj.audit import pack as log_pack
+from falaj.audit import evidence_pack as log_pack
 from falaj.core.errors import Denied
 from tests.catalog.shelfhouse import model, pass_time, publish
 from tests.documents import keep_contract
@@ -71,7 +71,7 @@ def test_regulator_asks(town: Town, tmp_path: Path) -> None:
     (tmp_path / "forged.zip").write_bytes(whole[:place] + b"operating" + whole[place + 9 :])
     assert not accepted(tmp_path / "forged.zip", tmp_path)
     mended = files_of(tmp_path / "forged.zip", strict=False)
-    (tmp_path / "mended.zip").write_bytes(b"".join(log_pack.zip_stream(mended.items())))
+    (tmp_path / "mended.zip").write_bytes(b"".join(log_pack.generate_zip(mended.items())))
     assert not accepted(tmp_path / "mended.zip", tmp_path), "checksums were mended, and the forgery stood"
 
     # The grant ends: what was lawful yesterday is an offender today, and every reading of the platform says so.
@@ -187,7 +187,7 @@ def accepted(path: Path, folder: Path) -> bool:
     """What the regulator's own copy of the verifier says, in a process that knows nothing of Falaj."""
     kept = folder / "falaj_verify.py"
     if not kept.exists():
-        kept.write_bytes(log_pack.VERIFIER.read_bytes())
+        kept.write_bytes(log_pack.VERIFIER_PATH.read_bytes())
     done = subprocess.run([sys.executable, "-I", str(kept), str(path)], capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode == 0

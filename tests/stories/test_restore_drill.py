@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import falaj
-from falaj.audit.merkle import check_consistency
-from falaj.audit.note import unb64
+from falaj.audit.merkle import verify_consistency
 from falaj.audit.service import verify_pack
+from falaj.audit.signed_note import decode_base64
 from falaj.core.errors import Denied, Unavailable
 from tests.replica import FALAJ
 from tests.servers.process import wait_until
@@ -96,8 +96,8 @@ def _proved(home: Path, token: str, log: Any, tmp_path: Path) -> None:
         newest = here.audit.seal()
         assert newest.size > log.size
         grown = here.audit.consistency(log.size, newest.size)
-        hashes, now = [bytes.fromhex(text) for text in grown.hashes], unb64(newest.root)
-        assert check_consistency(log.size, newest.size, bytes.fromhex(log.root), now, hashes)
+        hashes, now = [bytes.fromhex(text) for text in grown.hashes], decode_base64(newest.root)
+        assert verify_consistency(log.size, newest.size, bytes.fromhex(log.root), now, hashes)
         assert here.audit.check().ok
         pack = tmp_path / "evidence.zip"
         pack.write_bytes(here.audit.export().read())

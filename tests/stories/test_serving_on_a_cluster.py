@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from falaj.core.ref import Ref
-from falaj.platform import House, load_settings
+from falaj.server import Server, load_settings
 from tests.infer import models
 from tests.jobs.lab import until
 from tests.serve.laptop import ready
@@ -84,7 +84,7 @@ def test_doors_and_replicas_off_loopback_speak_tls(request: pytest.FixtureReques
                 ("TLSv1.3", "http/1.1"),
                 ("TLSv1.3", "h2"),
             )
-            with closing(House(load_settings(str(tmp_path / "four"), as_overrides(settings)))) as house:
+            with closing(Server(load_settings(str(tmp_path / "four"), as_overrides(settings)))) as house:
                 ((_, route),) = house.desks["serve"].routes(house.system()).items()
                 (place,) = route.places
             assert (place.host, bool(place.fingerprint)) == (host, off)
@@ -100,7 +100,7 @@ def test_two_gateways_count_together_and_forget_a_token_together(
     doors = [Door(tmp_path / name, settings) for name in ("two", "three")]
     with running(first, *doors):
         bank, ref = first.platform(tmp_path, people.mona), Ref.parse(SCORE)
-        house = House(load_settings(str(tmp_path / "four"), as_overrides(settings)))
+        house = Server(load_settings(str(tmp_path / "four"), as_overrides(settings)))
         with closing(bank.here), closing(house), closing(first.client(people.boss)) as boss:
             counts = house.desks["serve"].counts
             bank.here.serve.deploy(SCORE, bank.model(), **SMALL)

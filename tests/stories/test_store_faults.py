@@ -14,9 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from falaj.backends.postgres import PostgresStore
-from falaj.core.context import Actor, Context
-from falaj.core.errors import FalajError, Stale, Unavailable
+from falaj.backends.postgres import PostgresLedgerStore
+from falaj.core.context import Actor, CallContext
+from falaj.core.errors import FalajError, StaleRevision, Unavailable
 from falaj.core.ref import Ref
 from falaj.store.backup import backup, restore
 from falaj.store.ledger import Ledger
@@ -25,7 +25,7 @@ from tests.servers.process import wait_until
 from tests.stories.ledger_writer import open_ledger, write
 
 ROOT = Path(__file__).parents[2]
-CTX = Context(Actor("ann", "acme"), "uae")
+CTX = CallContext(Actor("ann", "acme"), "uae")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -140,7 +140,7 @@ def own_server() -> Iterator[PostgresServer]:
 
 
 def test_postgres_restarted_under_load(own_server: PostgresServer) -> None:
-    ledger = Ledger(PostgresStore(own_server.create_database(), {"connections": 8, "wait_s": 20}))
+    ledger = Ledger(PostgresLedgerStore(own_server.create_database(), {"connections": 8, "wait_s": 20}))
     acknowledged: set[tuple[str, int]] = set()
     failures: list[FalajError] = []
     enough, stop = threading.Event(), threading.Event()
@@ -148,13 +148,13 @@ def test_postgres_restarted_under_load(own_server: PostgresServer) -> None:
     def load(who: str) -> None:
         n = 0
         while not stop.is_set():
-            ctx = Context(Actor(who, "acme"), "uae", request=f"{who}-{n}", keyed=True)
+            ctx = CallContext(Actor(who, "acme"), "uae", request=f"{who}-{n}", keyed=True)
             try:
                 if ledger.outcome(ctx, "f") is None:
                     with ledger.write(ctx) as tx:
                         tx.emit("add", tx.put(Ref("thing", who, f"n{n}"), {"n": n}, terms={"who": who}).ref, n=n)
                         tx.remember("1", "f")
-            except (Stale, Unavailable) as error:
+            except (StaleRevision, Unavailable) as error:
                 failures.append(error)
                 continue
             acknowledged.add((who, n))
@@ -206,9 +206,9 @@ try:
 except Unavailable as error:
     print("unavailable:", error)
 print("acknowledged", n)
-from falaj.core.context import Actor, Context
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
-with ledger.read(Context(Actor("x", "acme"), "uae")) as tx:
+with ledger.read(CallContext(Actor("x", "acme"), "uae")) as tx:
     assert tx.get(Ref.parse("thing:w/n0")), "still readable"
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -273,7 +273,7 @@ def test_a_shared_commit_that_fails_is_told_to_every_member(tmp_path: Path) -> N
 
     def load(who: str) -> None:
         gate.wait()
-        ctx = Context(Actor(who, "acme"), "uae")
+        ctx = CallContext(Actor(who, "acme"), "uae")
         for n in range(200):
             try:
                 with ledger.write(ctx) as tx:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import falaj
-from falaj.api.tls import local_tls
+from falaj.api.tls import ensure_local_certificate
 from tests.replica import Replica
 from tests.servers.haproxy import program
 from tests.servers.postgres import PostgresServer
@@ -91,7 +91,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
     ports = dict(zip([*names, "balancer", "balancer gateway"], free_ports(), strict=False))
     certificates = tmp_path / "certificates"
     certificates.mkdir()
-    issued = local_tls(str(tmp_path / "authority"), ["localhost"], time.time())
+    issued = ensure_local_certificate(str(tmp_path / "authority"), ["localhost"], time.time())
     for name, path in {"server.pem": issued.cert, "server.key": issued.key, "ca.pem": issued.ca}.items():
         (certificates / name).write_bytes(Path(path).read_bytes())
         (certificates / name).chmod(0o600)

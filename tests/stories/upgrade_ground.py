@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 import falaj
-from falaj.platform import House, load_settings
+from falaj.server import Server, load_settings
 from tests.infer import models
 from tests.jobs.lab import until
 from tests.people import enroll
@@ -53,7 +53,7 @@ def next_version(folder: Path) -> dict[str, str]:
     )
     _edit(tree / "backends/sqlite_log.py", r"\n\)\n_SIZE", "\n    (),\n)\n_SIZE")
     _edit(tree / "backends/postgres.py", r"\n\)\n# An earlier epoch", "\n    (),\n)\n# An earlier epoch")
-    _edit(tree / "store/additions.py", r"\]\] = \{\}", ']] = {"job": ("shade",)}')
+    _edit(tree / "store/newer_fields.py", r"\]\] = \{\}", ']] = {"job": ("shade",)}')
     # Whatever room writes a job, this version adds to it what it alone knows.
     put = r"(        key = key_of\(ref, ctx\.tenant\)\n)"
     _edit(
@@ -144,11 +144,11 @@ class Town:
         self.clients.append(falaj.connect(f"https://{self.address('api')}", token=token, ca=self.ca))
         return self.clients[-1]
 
-    def house(self) -> House:
+    def house(self) -> Server:
         """The store from inside, in this version."""
         known = {name: self.settings[f"FALAJ_{name.upper()}"] for name in ("store", "blobs")}
         os.environ.update({name: value for name, value in self.settings.items() if name.startswith("AWS_")})
-        return House(load_settings(str(self.home), known))
+        return Server(load_settings(str(self.home), known))
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from falaj.core.errand import errand_of
+from falaj.core.client_command import find_client_command
 from falaj.core.errors import Invalid, UserCodeFailed
-from falaj.jobs.errands import submit
+from falaj.jobs.client_commands import submit
 from tests.jobs.lab import Lab
 from tests.town import refusal
 
@@ -27,10 +27,10 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def test_flags_of_a_job_are_flags_of_a_sweep() -> None:
-    found = errand_of(("falaj.study.errands",), "start")
+    found = find_client_command(("falaj.study.client_commands",), "start")
     assert found is not None
     known = {param.name: param for param in found[0].params}
-    left_out = {"here", "what", "name", "project", "after", "wait", "dry_run"}
+    left_out = {"client", "what", "name", "project", "after", "wait", "dry_run"}
     assert set(inspect.signature(submit).parameters) - left_out <= set(known)
     assert {"space", "metric", "trials", "at_once", "gang"} <= set(known)
     assert all(param.help for param in known.values())

@@ -12,10 +12,10 @@ import pytest
 
 from falaj.core.errors import Conflict, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.platform import House, load_settings
-from falaj.store.loop import Turn, house_context
-from falaj.study.loop import SweepLoop
+from falaj.server import Server, load_settings
+from falaj.store.reconcile_loop import LoopIteration, system_context
 from falaj.study.records import SweepPlan
+from falaj.study.sweep_loop import SweepLoop
 from falaj.track.records import Metric
 from tests.town import Town, refusal
 
@@ -47,8 +47,8 @@ class Desk:
         self.amal.track.log(run, (Metric("loss", value, 0.0, step),))
 
 
-def turn_of(house: House, loop: SweepLoop, alive: bool = True) -> None:
-    loop.step(Turn(house_context("sweeps", house.settings.zone), 1, lambda: alive))
+def turn_of(house: Server, loop: SweepLoop, alive: bool = True) -> None:
+    loop.step(LoopIteration(system_context("sweeps", house.settings.zone), 1, lambda: alive))
 
 
 everywhere = pytest.mark.parametrize("desk", ["sqlite", "postgresql"], indirect=True)
@@ -117,12 +117,12 @@ def test_another_replica_and_a_leader_who_lost_its_lead_do_nothing(desk: Desk) -
 def test_two_that_both_think_they_lead_start_no_trial_twice(desk: Desk) -> None:
     """Both decide on the same revision; the second one's transaction finds it gone, jobs and all."""
     desk.add()
-    ledger, ctx = desk.house.ledger, replace(house_context("sweeps", desk.house.settings.zone), tenant="bank")
+    ledger, ctx = desk.house.ledger, replace(system_context("sweeps", desk.house.settings.zone), tenant="bank")
     with ledger.read(ctx) as tx:
         sweep = tx.need(SWEEP)
     desk.turn()
     late = SweepLoop(ledger, desk.house.desks["sweeps"])
-    late._turn = Turn(ctx, 1, lambda: True)
+    late._iteration = LoopIteration(ctx, 1, lambda: True)
     with pytest.raises(Conflict):
         late._start(ctx, sweep, [], 3)
     assert len(desk.amal.jobs.list(project="fraud").jobs) == 3
@@ -251,7 +251,7 @@ def test_only_who_may_see_and_stop_it_do(desk: Desk) -> None:
 
 def _die_in_the_middle(home: str, verb: str, times: int) -> None:
     """In a process of its own: a server that is killed inside a transaction, when it has called a verb so often."""
-    house = House(load_settings(home, {"zone": "ae-dubai"}))
+    house = Server(load_settings(home, {"zone": "ae-dubai"}))
     jobs, called = house.desks["jobs"], []
     call = getattr(jobs, verb)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from falaj.cli import main
-from falaj.core.errand import errands_of
+from falaj.core.client_command import list_client_commands
 from falaj.core.errors import Invalid, NotFound, UserCodeFailed
 from falaj.core.ref import Ref
-from falaj.study import optimizing
-from falaj.study.optimizing import fraction, optimize
+from falaj.study import optimize_command
+from falaj.study.optimize_command import optimize, parse_fraction
 from tests.infer import models
 from tests.jobs.lab import Lab
 from tests.optimize import nets
@@ -41,7 +41,7 @@ def _versions(lab: Lab) -> list[str]:
 
 
 def test_the_errand_teaches() -> None:
-    ((verb, _),) = errands_of(("falaj.study.optimizing",)).values()
+    ((verb, _),) = list_client_commands(("falaj.study.optimize_command",)).values()
     assert "falaj optimize" in verb.doc
     assert all(param.help for param in verb.params)
 
@@ -99,7 +99,7 @@ def test_a_child_that_is_killed_publishes_nothing(lab: Lab) -> None:
 
 def test_what_is_wrong_is_said_before_anything_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     _published(lab)
-    monkeypatch.setattr(optimizing, "MODULE", "falaj.never")
+    monkeypatch.setattr(optimize_command, "OPTIMIZE_MODULE", "falaj.never")
     wrong: list[dict[str, str]] = [
         {"magic": "1"}, {"seed": "many"}, {"code": "nowhere"}, {"out": "dataset:lab/x"}, {"out": f"{MODEL}@v1"},
     ]  # fmt: skip
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said_before_anything_runs(lab: Lab, monkeypatch: pytes
         assert isinstance(refusal(lambda loss=loss: optimize(lab.here, MODEL, max_loss=loss)), Invalid), loss
     assert isinstance(refusal(lambda: optimize(lab.here, Ref.parse("dataset:lab/x"))), Invalid)
     assert isinstance(refusal(lambda: optimize(lab.here, Ref.parse("model:lab/none"))), NotFound)
-    assert fraction("0.5%") == fraction("0.005") == 0.005
+    assert parse_fraction("0.5%") == parse_fraction("0.005") == 0.005
 
 
 def test_what_the_child_says_is_wrong_is_raised_here(lab: Lab) -> None:

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid
-from falaj.study.space import Axis, as_texts, corner, flag, grid, read_space, variable
+from falaj.study.search_space import (
+    SpaceAxis,
+    count_grid_points,
+    find_grid_point,
+    read_space,
+    to_flag,
+    to_space_texts,
+    to_variable_name,
+)
 
 
 def test_a_space_is_read_as_it_is_written() -> None:
@@ -54,24 +62,24 @@ def test_a_parameter_is_said_once() -> None:
 
 def test_a_file_says_the_same_as_flags() -> None:
     given: dict[str, Any] = {"lr": "log:1e-5..1e-1", "width": [64, 128]}
-    assert as_texts(given) == ("lr=log:1e-5..1e-1", "width=64|128")
-    assert as_texts("lr=log:1e-5..1e-1, width=64|128") == as_texts(given)
+    assert to_space_texts(given) == ("lr=log:1e-5..1e-1", "width=64|128")
+    assert to_space_texts("lr=log:1e-5..1e-1, width=64|128") == to_space_texts(given)
     with pytest.raises(Invalid, match="depends on others"):
-        as_texts({"optimizer": {"adam": {"lr": "log:1e-5..1e-1"}}})
+        to_space_texts({"optimizer": {"adam": {"lr": "log:1e-5..1e-1"}}})
 
 
 def test_a_grid_counts_every_point_once() -> None:
     axes = read_space(("a=1|2", "b=int:0..2", "c=float:0..1/0.5"))
-    points = [tuple(corner(axes, number).values()) for number in range(grid(axes))]
+    points = [tuple(find_grid_point(axes, number).values()) for number in range(count_grid_points(axes))]
     assert len(set(points)) == len(points) == 18
     for text in ("lr=log:1e-5..1e-1", "n=int:1..100000", "n=logint:1..100000000"):
         with pytest.raises(Invalid, match="cannot count"):
-            grid(read_space((text,)))
+            count_grid_points(read_space((text,)))
 
 
 def test_names_of_a_parameter() -> None:
-    assert variable("batch-size") == "FALAJ_PARAM_BATCH_SIZE"
-    assert flag("batch-size", 0.1) == ("--batch-size", "0.1")
+    assert to_variable_name("batch-size") == "FALAJ_PARAM_BATCH_SIZE"
+    assert to_flag("batch-size", 0.1) == ("--batch-size", "0.1")
 
 
 _AXES = read_space(
@@ -81,7 +89,7 @@ _AXES = read_space(
 
 @settings(deadline=None)
 @given(st.sampled_from(_AXES), st.floats(0, 1, exclude_max=True))
-def test_every_part_of_the_way_is_a_value(axis: Axis, part: float) -> None:
+def test_every_part_of_the_way_is_a_value(axis: SpaceAxis, part: float) -> None:
     value = axis.at(part)
     if axis.choices:
         assert value in axis.choices

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from falaj.cli.tables import plain
-from falaj.core.errand import errands_of
+from falaj.cli.output import to_plain
+from falaj.core.client_command import list_client_commands
 from falaj.core.errors import Invalid, UserCodeFailed
-from falaj.study import training
+from falaj.study import training_commands
 from tests.jobs.lab import Lab
 from tests.town import refusal
 
@@ -44,7 +44,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 def test_every_errand_teaches() -> None:
-    found = errands_of(("falaj.study.training",))
+    found = list_client_commands(("falaj.study.training_commands",))
     assert list(found) == ["autotune", "profile", "curve"]
     for verb, _ in found.values():
         assert f"falaj train {verb.name}" in verb.doc
@@ -56,46 +56,46 @@ def test_a_script_is_tuned_here_and_the_choice_lies_beside_it(lab: Lab) -> None:
     script = lab.script(SCRIPT)
     file = Path(script).parent / "falaj-train.json"
     file.write_text('{"other.py": {"micro": 2}}')
-    tuned = training.autotune(lab.here, f"python {script} --width 3")
+    tuned = training_commands.autotune(lab.here, f"python {script} --width 3")
     assert tuned.options == {}
     assert [one["name"] for one in tuned.tried] == ["as it is"]
     assert json.loads(file.read_text()) == {"other.py": {"micro": 2}, "train.py": {}}
     assert tuned.submit == f"falaj jobs submit '{script} --width 3'"
     assert tuned.lines[0].split() == ["tried", "samples/s", "memory", "verdict"]
-    assert json.loads(json.dumps(plain(tuned)))["before_units_s"] == tuned.before_units_s
-    again = training.autotune(lab.here, f"{script} --width 3")
+    assert json.loads(json.dumps(to_plain(tuned)))["before_units_s"] == tuned.before_units_s
+    again = training_commands.autotune(lab.here, f"{script} --width 3")
     assert (again.cached, again.tried[0]["name"]) == (True, "found before")
     assert sorted(path.name for path in Path(script).parent.iterdir()) == ["falaj-train.json", "train.py"]
 
 
 def test_what_is_wrong_is_one_clear_error(lab: Lab) -> None:
     script = lab.script(SCRIPT)
-    failed = refusal(lambda: training.autotune(lab.here, f"{script} --fail"))
+    failed = refusal(lambda: training_commands.autotune(lab.here, f"{script} --fail"))
     assert isinstance(failed, UserCodeFailed)
     assert "no such column: price" in failed.message
     for what in ("missing.py", "", "python missing.py"):
-        assert isinstance(refusal(lambda what=what: training.autotune(lab.here, what)), Invalid)
-        assert isinstance(refusal(lambda what=what: training.profile(lab.here, what)), Invalid)
-    assert isinstance(refusal(lambda: training.profile(lab.here, script, steps=0)), Invalid)
+        assert isinstance(refusal(lambda what=what: training_commands.autotune(lab.here, what)), Invalid)
+        assert isinstance(refusal(lambda what=what: training_commands.profile(lab.here, what)), Invalid)
+    assert isinstance(refusal(lambda: training_commands.profile(lab.here, script, steps=0)), Invalid)
     assert not (Path(script).parent / "falaj-train.json").exists()
 
 
 def test_a_script_is_profiled_here(lab: Lab) -> None:
-    found = training.profile(lab.here, lab.script(SCRIPT))
+    found = training_commands.profile(lab.here, lab.script(SCRIPT))
     page = Path(found.page).read_text()
     assert found.page == "profile-train.html"
     assert "<svg" in page
     assert "Where the time went" in page
     assert {"compute", "input"} <= set(found.split)
     assert found.lines[-1] == "the page: profile-train.html"
-    assert json.loads(json.dumps(plain(found)))["split"] == found.split
+    assert json.loads(json.dumps(to_plain(found)))["split"] == found.split
     assert sorted(path.name for path in Path("code-train").iterdir()) == ["train.py"]
 
 
 @pytest.mark.slow
 def test_a_script_is_tuned_in_a_job(lab: Lab) -> None:
     with lab.here:
-        tuned = training.autotune(lab.here, lab.script(SCRIPT), cluster="local", project="lab")
+        tuned = training_commands.autotune(lab.here, lab.script(SCRIPT), cluster="local", project="lab")
         (job,) = lab.here.jobs.list(project="lab").jobs
     assert tuned.options == {}
     assert tuned.units_s > 0
@@ -110,10 +110,10 @@ def test_a_run_without_a_profile_is_run_again_and_keeps_it(lab: Lab) -> None:
     with lab.here:
         job = lab.done(lab.submit(SCRIPT, **needs))
         assert job.state == "succeeded", lab.lines(job)
-        first = training.profile(lab.here, str(job.run))
+        first = training_commands.profile(lab.here, str(job.run))
         assert "was run again" in first.lines[0]
         assert "<svg" in Path(first.page).read_text()
-        again = training.profile(lab.here, str(job.ref), out="other.html")
+        again = training_commands.profile(lab.here, str(job.ref), out="other.html")
         assert again.split == first.split
         assert "was run again" not in again.lines[0]
         assert len(lab.here.jobs.list(project="lab").jobs) == 2
@@ -123,10 +123,10 @@ def test_a_curve_is_drawn(lab: Lab) -> None:
     text = "from falaj import worker\nfor n in range(50): worker.attempt().metric('loss', 1 / (n + 1), n)"
     with lab.here:
         job = lab.done(lab.submit(text, project="lab"))
-        drawn = training.curve(lab.here, job.run)
-        assert drawn == training.curve(lab.here, job.ref)
+        drawn = training_commands.curve(lab.here, job.run)
+        assert drawn == training_commands.curve(lab.here, job.ref)
         assert drawn.startswith("loss\n")
         assert len(drawn.splitlines()) > 10
-        wrong = refusal(lambda: training.curve(lab.here, job.run, metric="accuracy"))
+        wrong = refusal(lambda: training_commands.curve(lab.here, job.run, metric="accuracy"))
         assert isinstance(wrong, Invalid)
         assert "it has loss" in wrong.hint

@@ -11,9 +11,9 @@ import pytest
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.platform import House, Platform, load_settings
-from falaj.store.objects import objects_after
-from falaj.track.reading import terms_of
+from falaj.server import LocalClient, Server, load_settings
+from falaj.store.stored_objects import list_objects_after
+from falaj.track.record_views import build_run_terms
 from falaj.track.records import Metric
 from tests.town import LABEL, Town, refusal
 
@@ -116,7 +116,7 @@ def test_their_bytes_are_kept_as_long_as_they_are(town: Town, amal: Any, run: Re
         house.storage.collector.collect(replace(later, now=lambda days=days: time.time() + days * 86_400))
     assert amal.track.fetch(run, "a").read() == b"kept"
     with house.ledger.read(house.context(town.actor("amal"))) as tx:
-        objects, _ = objects_after(tx, "bank")
+        objects, _ = list_objects_after(tx, "bank")
     assert len(objects) == 1
 
 
@@ -127,7 +127,7 @@ def test_a_folder_becomes_a_version_of_a_model(town: Town, amal: Any) -> None:
     for path, data in (("model/MLmodel", b"yaml"), ("model/data/weights", b"w" * 100_000), ("other", b"x")):
         amal.track.attach(run, path, data)
     with town.house.ledger.read(town.house.context(town.actor("amal"))) as tx:
-        before = {one.digest for one in objects_after(tx, "bank", limit=1000)[0]}
+        before = {one.digest for one in list_objects_after(tx, "bank", limit=1000)[0]}
     version = amal.track.register(run, "model", "model:fraud/scorer", message="first", tags={"a": "b"})
     assert str(version) == "model:fraud/scorer@v1"
     shown = amal.catalog.show(version)
@@ -138,7 +138,7 @@ def test_a_folder_becomes_a_version_of_a_model(town: Town, amal: Any) -> None:
     assert shown.inputs["run"].bare == run
     assert Ref.parse("blob:fraud/tx@v1") in shown.inputs.values()
     with town.house.ledger.read(town.house.context(town.actor("amal"))) as tx:
-        new = [one for one in objects_after(tx, "bank", limit=1000)[0] if one.digest not in before]
+        new = [one for one in list_objects_after(tx, "bank", limit=1000)[0] if one.digest not in before]
     assert sum(one.size for one in new if not one.bundle) < 10_000, "no byte of a file is copied"
     amal.track.attach(run, "model/MLmodel", b"yaml2")
     assert amal.track.register(run, "model", "model:fraud/scorer").version == "v2"
@@ -148,8 +148,8 @@ def test_where_a_version_may_lie_is_asked_of_the_label_it_gets(
     town: Town, amal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     town.as_("salem").store.put("blob:fraud/tx", b"rows", label=LABEL)
-    with closing(House(load_settings(str(tmp_path), {"zone": "eu-west"}))) as abroad:
-        there = Platform(abroad, town.actor("amal"), "fraud")
+    with closing(Server(load_settings(str(tmp_path), {"zone": "eu-west"}))) as abroad:
+        there = LocalClient(abroad, town.actor("amal"), "fraud")
         run = there.track.start(EXPERIMENT).ref
         there.track.attach(run, "model/weights", b"w")
         look = abroad.catalog.look
@@ -158,7 +158,7 @@ def test_where_a_version_may_lie_is_asked_of_the_label_it_gets(
             # `use` itself refuses this; a run that an older release let carry it is still asked about.
             with town.house.ledger.write(town.house.context(town.actor("amal"))) as tx:
                 old = tx.need(run)
-                tx.put(old.key, old.body, rev=old.rev, label=Label.parse(LABEL), terms=terms_of(old.body))
+                tx.put(old.key, old.body, rev=old.rev, label=Label.parse(LABEL), terms=build_run_terms(old.body))
                 tx.emit("track.use", old.ref)
             return look(*given)
 
@@ -173,8 +173,8 @@ def test_where_a_run_may_carry_the_label_of_its_data_is_asked_of_its_own_zone(
     town: Town, amal: Any, tmp_path: Path
 ) -> None:
     town.as_("salem").store.put("blob:fraud/tx", b"rows", label=LABEL)
-    with closing(House(load_settings(str(tmp_path), {"zone": "eu-west"}))) as abroad:
-        run = Platform(abroad, town.actor("amal"), "fraud").track.start(EXPERIMENT).ref
+    with closing(Server(load_settings(str(tmp_path), {"zone": "eu-west"}))) as abroad:
+        run = LocalClient(abroad, town.actor("amal"), "fraud").track.start(EXPERIMENT).ref
     error = refusal(lambda: amal.track.use(run, inputs=("blob:fraud/tx",)))
     assert (isinstance(error, Denied), "AE-PDPL" in error.message) == (True, True), error
     assert amal.track.show(run).label.classification == 0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.core.errors import Corrupt, Invalid
+from falaj.core.errors import CorruptData, Invalid
 from falaj.core.ref import Ref
-from falaj.platform import House, Platform, load_settings
-from falaj.track import board as module
+from falaj.server import LocalClient, Server, load_settings
+from falaj.track import run_index as module
 from falaj.track.records import Metric, RunPage
 from tests.town import Town, refusal
 
@@ -103,24 +103,24 @@ def test_what_was_undone_is_not_shown(town: Town, amal: Any, run: Ref) -> None:
 
 
 def test_memory_is_bounded(town: Town, amal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ROWS", 10)
+    monkeypatch.setattr(module, "MAX_INDEX_ROWS", 10)
     for number in range(4):
         amal.track.create(f"experiment:fraud/e{number}")
         for _ in range(4):
             amal.track.start(f"experiment:fraud/e{number}")
     for number in (0, 1, 2, 3, 0):
         assert len(amal.track.list(experiments=(f"experiment:fraud/e{number}",)).runs) == 4
-    assert len(town.house.track.board._tables["bank"].rows) <= 10
+    assert len(town.house.track.board._tenant_indexes["bank"].rows) <= 10
     assert isinstance(refusal(amal.track.list), Invalid)
     assert len(amal.track.list(experiments=("experiment:fraud/e1",)).runs) == 4
 
 
 def test_a_tenant_nobody_asks_about_takes_no_memory(town: Town, amal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WAITING", 5)
+    monkeypatch.setattr(module, "_MAX_PENDING_RECORDS", 5)
     amal.track.list()
     for _ in range(8):
         amal.track.start(EXPERIMENT)
-    assert "bank" not in town.house.track.board._tables
+    assert "bank" not in town.house.track.board._tenant_indexes
     assert len(amal.track.list().runs) == 8
 
 
@@ -205,8 +205,8 @@ def _act(here: Any, act: str, run: Ref, step: int) -> None:
 def test_a_group_that_began_before_another_replica_wrote_still_finds_it(tmp_path: Path, postgres_url: str) -> None:
     """The log may be ahead of a group's snapshot; what the board took from there would be old for ever."""
     town = Town(tmp_path, store=postgres_url)
-    second = House(load_settings(str(tmp_path), {"zone": "ae-dubai", "store": postgres_url}))
-    here, there = town.as_("amal"), Platform(second, second.authenticate(town.tokens["amal"]), "fraud")
+    second = Server(load_settings(str(tmp_path), {"zone": "ae-dubai", "store": postgres_url}))
+    here, there = town.as_("amal"), LocalClient(second, second.authenticate(town.tokens["amal"]), "fraud")
     here.track.create(EXPERIMENT)
     run = here.track.start(EXPERIMENT).ref
     assert ids(here.track.list()) == [run.name]
@@ -250,9 +250,9 @@ def _counted(end: Any, looks: list[str]) -> Any:
 def test_two_replicas_on_one_database(tmp_path: Path, postgres_url: str) -> None:
     """What one wrote the other finds; both write to the same run, and nothing is lost."""
     town = Town(tmp_path, store=postgres_url)
-    second = House(load_settings(str(tmp_path), {"zone": "ae-dubai", "store": postgres_url}))
+    second = Server(load_settings(str(tmp_path), {"zone": "ae-dubai", "store": postgres_url}))
     here = town.as_("amal")
-    there = Platform(second, second.authenticate(town.tokens["amal"]), "fraud")
+    there = LocalClient(second, second.authenticate(town.tokens["amal"]), "fraud")
     here.track.create(EXPERIMENT)
     run = here.track.start(EXPERIMENT).ref
     assert ids(there.track.list()) == ids(here.track.list()) == [run.name]
@@ -301,9 +301,9 @@ def test_ten_thousand_runs_are_searched_in_milliseconds(town: Town, amal: Any) -
     track = house.track
 
     def call(verb: str, **arguments: Any) -> Any:
-        from falaj.core.verb import verbs_of
+        from falaj.core.operation import list_operations
 
-        params = verbs_of(type(track))[verb].params
+        params = list_operations(type(track))[verb].params
         given_ = {param.name: arguments.get(param.name, param.default) for param in params}
         return house.call("track", verb, house.context(actor, purpose="fraud"), given_)
 
@@ -332,5 +332,5 @@ def test_one_damaged_run_does_not_hide_the_others(town: Town, amal: Any, run: Re
     assert series.swap("bank", run.name, [block.id], [block._replace(data=damaged)])
     assert set(ids(amal.track.list())) == {run.name, other.name}
     assert ids(amal.track.list(where="metrics.a = 1")) == [other.name]
-    assert isinstance(refusal(lambda: amal.track.show(run)), Corrupt)
-    assert isinstance(refusal(lambda: amal.track.history(run, "a")), Corrupt)
+    assert isinstance(refusal(lambda: amal.track.show(run)), CorruptData)
+    assert isinstance(refusal(lambda: amal.track.history(run, "a")), CorruptData)

@@ -7,13 +7,13 @@ import pytest
 
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.track.draw import draw, spark
 from falaj.track.records import Metric
+from falaj.track.text_charts import format_sparkline, plot_curves
 from tests.town import refusal
 
 
 def test_a_line_rises_from_left_to_right() -> None:
-    text = draw([("up", [(float(n), float(n)) for n in range(100)])], 20, 4)
+    text = plot_curves([("up", [(float(n), float(n)) for n in range(100)])], 20, 4)
     lines = text.splitlines()
     assert lines[0].startswith("99 ┤")
     assert lines[3].strip().startswith("0 ┤")
@@ -23,10 +23,10 @@ def test_a_line_rises_from_left_to_right() -> None:
 
 def test_several_curves_have_marks_or_colours() -> None:
     curves = [("a", [(0.0, 0.0), (1.0, 1.0)]), ("b", [(0.0, 1.0), (1.0, 0.0)])]
-    plain = draw(curves, 10, 4)
+    plain = plot_curves(curves, 10, 4)
     assert "●" in plain
     assert "○" in plain
-    coloured = draw(curves, 10, 4, colour=True)
+    coloured = plot_curves(curves, 10, 4, uses_colour=True)
     assert "\x1b[36m" in coloured
     assert "\x1b[33m" in coloured
 
@@ -38,14 +38,14 @@ def test_several_curves_have_marks_or_colours() -> None:
 def test_odd_numbers_are_drawn_or_left_out(values: list[float]) -> None:
     spots = [(float(n), value) for n, value in enumerate(values)]
     for log in (False, True):
-        assert draw([("odd", spots)], 10, 3, log=log)
-    assert len(spark(values)) == min(24, len(values))
+        assert plot_curves([("odd", spots)], 10, 3, is_logarithmic=log)
+    assert len(format_sparkline(values)) == min(24, len(values))
 
 
 def test_a_spark_shows_the_shape() -> None:
-    assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert spark([1.0, math.nan, 0.0]) == "█ ▁"
-    assert len(spark(list(range(1000)))) == 24
+    assert format_sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert format_sparkline([1.0, math.nan, 0.0]) == "█ ▁"
+    assert len(format_sparkline(list(range(1000)))) == 24
 
 
 def test_runs_are_plotted_over_one_another(amal: Any, run: Ref) -> None:
@@ -74,10 +74,10 @@ def test_every_metric_in_a_line(amal: Any, run: Ref) -> None:
 
 
 def test_a_list_of_runs_is_for_eyes(amal: Any, run: Ref, capsys: pytest.CaptureFixture[str]) -> None:
-    from falaj.cli.tables import put
+    from falaj.cli.output import print_result
 
     amal.track.log(run, metrics=(Metric("loss", 0.123456789), Metric("odd", math.nan)), params={"lr": "0.1"})
-    put(amal.track.list())
+    print_result(amal.track.list())
     head, line = capsys.readouterr().out.splitlines()
     assert head.split("\t")[-2:] == ["metrics", "params"]
     assert line.split("\t")[-2:] == ["loss=0.123457, odd=nan", "lr=0.1"]

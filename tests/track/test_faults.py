@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import FalajError
-from falaj.platform import House, Platform, load_settings
+from falaj.server import LocalClient, Server, load_settings
 from falaj.track.offline import Recorder
 from falaj.track.records import Metric
 from tests.people import enroll, enroll_tenant
@@ -56,8 +56,8 @@ def test_what_was_acknowledged_is_there_after_kill_9(
         replica.kill()
         for thread in threads:
             thread.join()
-    house = House(load_settings(str(tmp_path), {"store": store}))
-    here = Platform(house, house.authenticate(token))
+    house = Server(load_settings(str(tmp_path), {"store": store}))
+    here = LocalClient(house, house.authenticate(token))
     for number, run in enumerate(runs):
         last = acknowledged[number]
         points = [point.step for point in here.track.history(run, "a").points]

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from falaj.backends.series_sqlite import SqliteSeries
-from falaj.core.errors import Corrupt, Unavailable
-from falaj.core.ports import Block
-from falaj.track import measures as module
-from falaj.track.measures import Measures, Settler
-from falaj.track.points import Point, pack_points, rank
+from falaj.backends.series_sqlite import SqliteSeriesStore
+from falaj.core.errors import CorruptData, Unavailable
+from falaj.core.ports import SeriesBlock
+from falaj.track import metric_store as module
+from falaj.track.metric_points import MetricPoint, pack_points, spot_rank
+from falaj.track.metric_store import CompactionWorker, MetricStore
 from falaj.track.records import Metric
 from tests.servers.process import wait_until
 from tests.town import Town
@@ -50,24 +50,24 @@ class Other:
 
     def unseal(self, tenant: str, zone: str, sealed: bytes, aad: bytes) -> bytes:
         if not sealed.startswith(aad + b"|"):
-            raise Corrupt("it stands in another's place")
+            raise CorruptData("it stands in another's place")
         return sealed[len(aad) + 1 :]
 
 
 @pytest.fixture
-def measures(tmp_path: Path) -> Iterator[Measures]:
-    series = SqliteSeries(f"sqlite:{tmp_path}/series.db")
-    made = Measures(series, Other())  # type: ignore[arg-type]
+def measures(tmp_path: Path) -> Iterator[MetricStore]:
+    series = SqliteSeriesStore(f"sqlite:{tmp_path}/series.db")
+    made = MetricStore(series, Other())  # type: ignore[arg-type]
     yield made
     made.close()
     series.close()
 
 
-def write(measures: Measures, points: list[Point], run: str = "r") -> None:
-    measures.write([measures._sealed(("t", run, "z"), "", pack_points(points), len(points), 1.0)])
+def write(measures: MetricStore, points: list[MetricPoint], run: str = "r") -> None:
+    measures.write([measures._seal_block(("t", run, "z"), "", pack_points(points), len(points), 1.0)])
 
 
-def curve(measures: Measures, key: str, limit: int = 7) -> list[tuple[int, float, float]]:
+def curve(measures: MetricStore, key: str, limit: int = 7) -> list[tuple[int, float, float]]:
     """The whole curve, page by page."""
     found: list[Metric] = []
     after = ""
@@ -80,9 +80,9 @@ def curve(measures: Measures, key: str, limit: int = 7) -> list[tuple[int, float
             return [(one.step, one.at, one.number) for one in found]
 
 
-def model(points: list[Point], key: str) -> list[tuple[int, float, float]]:
+def model(points: list[MetricPoint], key: str) -> list[tuple[int, float, float]]:
     unique = {(step, at, pack("d", v)): (step, at, v) for name, step, at, v in points if name == key}
-    return sorted(unique.values(), key=rank)
+    return sorted(unique.values(), key=spot_rank)
 
 
 def bits(spots: list[tuple[int, float, float]]) -> list[Any]:
@@ -92,11 +92,11 @@ def bits(spots: list[tuple[int, float, float]]) -> list[Any]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ACTS)
 def test_settling_changes_nothing_that_can_be_seen(tmp_path_factory: pytest.TempPathFactory, acts: list[Any]) -> None:
-    small, module.BLOCK = module.BLOCK, 8
-    series = SqliteSeries(f"sqlite:{tmp_path_factory.mktemp('s')}/series.db")
-    measures = Measures(series, Other())  # type: ignore[arg-type]
+    small, module.MAX_BLOCK_SPOTS = module.MAX_BLOCK_SPOTS, 8
+    series = SqliteSeriesStore(f"sqlite:{tmp_path_factory.mktemp('s')}/series.db")
+    measures = MetricStore(series, Other())  # type: ignore[arg-type]
     try:
-        said: list[Point] = []
+        said: list[MetricPoint] = []
         for act in acts:
             if act == "settle":
                 measures.settle("t", "r")
@@ -106,20 +106,20 @@ def test_settling_changes_nothing_that_can_be_seen(tmp_path_factory: pytest.Temp
         for key in ("loss", "acc", "wide", "nothing"):
             found, wanted = curve(measures, key, 64), model(said, key)
             assert bits(found) == bits(wanted)
-            assert [rank(spot) for spot in found] == [rank(spot) for spot in wanted]
+            assert [spot_rank(spot) for spot in found] == [spot_rank(spot) for spot in wanted]
             drawn = measures.curve(("t", "r"), key, "", 1, 5)
             assert drawn.total == len(wanted)
         heads = measures.heads("t", "r")
         for key, metric in heads.items():
-            assert rank((metric.step, metric.at, metric.number)) == rank(model(said, key)[-1])
+            assert spot_rank((metric.step, metric.at, metric.number)) == spot_rank(model(said, key)[-1])
         assert set(heads) == {point[0] for point in said}
     finally:
-        module.BLOCK = small
+        module.MAX_BLOCK_SPOTS = small
         measures.close()
         series.close()
 
 
-def test_pages_of_distinct_ranks_join_to_the_whole(measures: Measures) -> None:
+def test_pages_of_distinct_ranks_join_to_the_whole(measures: MetricStore) -> None:
     points = [("loss", step, float(step % 3), 1.0 / (step + 1)) for step in range(500)]
     for start in range(0, 500, 50):
         write(measures, points[start : start + 50])
@@ -128,7 +128,7 @@ def test_pages_of_distinct_ranks_join_to_the_whole(measures: Measures) -> None:
     assert curve(measures, "loss", 7) == model(points, "loss")
 
 
-def test_points_without_steps_are_not_written_over_and_over(measures: Measures) -> None:
+def test_points_without_steps_are_not_written_over_and_over(measures: MetricStore) -> None:
     """All at step 0, as clients do that name none: time tells the blocks apart."""
     for chunk in range(20):
         write(measures, [("loss", 0, 1000.0 * chunk + n, float(n)) for n in range(1000)])
@@ -139,7 +139,7 @@ def test_points_without_steps_are_not_written_over_and_over(measures: Measures) 
     assert all(a.high < b.low for a, b in pairwise(blocks))
 
 
-def test_a_thin_run_is_only_put_together(measures: Measures) -> None:
+def test_a_thin_run_is_only_put_together(measures: MetricStore) -> None:
     for n in range(5):
         write(measures, [(f"m{key}", n, 0.0, 1.0) for key in range(100)])
     assert measures.settle("t", "r")
@@ -149,7 +149,7 @@ def test_a_thin_run_is_only_put_together(measures: Measures) -> None:
     assert len(measures.heads("t", "r")) == 100
 
 
-def test_two_that_settle_at_once_lose_nothing(measures: Measures) -> None:
+def test_two_that_settle_at_once_lose_nothing(measures: MetricStore) -> None:
     for start in range(0, 3000, 100):
         write(measures, [("loss", start + n, 0.0, 1.0) for n in range(100)])
     threads = [threading.Thread(target=measures.settle, args=("t", "r")) for _ in range(4)]
@@ -160,7 +160,7 @@ def test_two_that_settle_at_once_lose_nothing(measures: Measures) -> None:
     assert measures.curve(("t", "r"), "loss", "", 1, 10).total == 3000
 
 
-def test_of_many_that_are_to_be_settled_only_those_with_points_are(measures: Measures) -> None:
+def test_of_many_that_are_to_be_settled_only_those_with_points_are(measures: MetricStore) -> None:
     write(measures, [("loss", 1, 0.0, 1.0)])
     write(measures, [("loss", 1, 0.0, 1.0)], "damaged")
     tried = list[tuple[str, str]]()
@@ -168,18 +168,18 @@ def test_of_many_that_are_to_be_settled_only_those_with_points_are(measures: Mea
     def settle(tenant: str, run: str) -> bool:
         tried.append((tenant, run))
         if run == "damaged":
-            raise Corrupt("it cannot be read")
+            raise CorruptData("it cannot be read")
         return True
 
-    settler = Settler(settle, measures._with_tail)
-    settler._asked = {("t", run): None for run in ("damaged", *(f"none-{number}" for number in range(20)), "r")}
+    settler = CompactionWorker(settle, measures._runs_with_arrivals)
+    settler._queued_runs = {("t", run): None for run in ("damaged", *(f"none-{number}" for number in range(20)), "r")}
     settler.ask(("other", "single"))
     wait_until(lambda: len(tried) == 3, 20)
     settler.close()
     assert tried == [("t", "damaged"), ("t", "r"), ("other", "single")], "one alone is not looked for first"
 
 
-def test_a_reader_beside_the_settler_never_misses_a_point(measures: Measures) -> None:
+def test_a_reader_beside_the_settler_never_misses_a_point(measures: MetricStore) -> None:
     seen: list[int] = []
     stop = threading.Event()
 
@@ -199,12 +199,12 @@ def test_a_reader_beside_the_settler_never_misses_a_point(measures: Measures) ->
     assert measures.curve(("t", "r"), "loss", "", 1, 10).total == 2000
 
 
-def test_many_small_writes_share_their_commits(measures: Measures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_writes_share_their_commits(measures: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     append = measures._series.append
     gate = threading.Event()
 
-    def slow(blocks: list[Block]) -> None:
+    def slow(blocks: list[SeriesBlock]) -> None:
         calls.append(len(blocks))
         gate.wait(10)
         append(blocks)
@@ -213,7 +213,7 @@ def test_many_small_writes_share_their_commits(measures: Measures, monkeypatch: 
     threads = [threading.Thread(target=write, args=(measures, [("a", n, 0.0, 0.0)])) for n in range(40)]
     for thread in threads:
         thread.start()
-    while len(measures._writes._waiting) < 39:
+    while len(measures._write_coalescer._pending) < 39:
         pass
     gate.set()
     for thread in threads:
@@ -222,8 +222,8 @@ def test_many_small_writes_share_their_commits(measures: Measures, monkeypatch: 
     assert len(calls) == 2
 
 
-def test_a_failure_is_told_to_everyone_who_waited(measures: Measures, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(blocks: list[Block]) -> None:
+def test_a_failure_is_told_to_everyone_who_waited(measures: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(blocks: list[SeriesBlock]) -> None:
         raise Unavailable("the disk is full", "make room")
 
     monkeypatch.setattr(measures._series, "append", full)
@@ -238,14 +238,14 @@ def test_a_block_moved_elsewhere_does_not_open(town: Town, amal: Any, run: Any) 
     other = amal.track.start("experiment:fraud/scoring").ref
     for moved in (block._replace(series=other.name), block._replace(series=other.name, id="x")):
         series.append([moved])
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             amal.track.show(other)
         series.delete("bank", other.name)
     assert b"loss" not in block.data
 
 
 @pytest.mark.parametrize("forward", [True, False])
-def test_a_million_points_stay_fast(measures: Measures, forward: bool) -> None:
+def test_a_million_points_stay_fast(measures: MetricStore, forward: bool) -> None:
     begun = time.monotonic()
     count = 1_000_000 if forward else 100_000
     starts = range(0, count, 4000)
@@ -268,7 +268,7 @@ def test_a_million_points_stay_fast(measures: Measures, forward: bool) -> None:
 
 
 def test_a_long_curve_is_drawn_from_folds_as_from_its_spots(
-    measures: Measures, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], bool]], None]
+    measures: MetricStore, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
     dice = random.Random(5)
     points = [("loss", step, 5.0 + step, math.nan if step % 97 == 0 else dice.random()) for step in range(80_000)]
@@ -285,7 +285,7 @@ def test_a_long_curve_is_drawn_from_folds_as_from_its_spots(
     beside = [f"{block.id}f" for block in measures._series.read("t", ["r"], "m0")]
     assert [block.id for block in folds(measures)] == beside
     write(measures, [("loss", 80_000, 9e9, 7.0)])
-    monkeypatch.setattr(measures, "_from_spots", None)
+    monkeypatch.setattr(measures, "_bin_spots", None)
     drawn = measures.curves(("t", "r"), ("loss",), bins)[0]
     assert drawn.total == 80_001
     assert len(drawn.points) <= 3 * bins
@@ -303,7 +303,7 @@ def test_a_long_curve_is_drawn_from_folds_as_from_its_spots(
     assert measures.curves(("t", "r"), ("loss",), 20, (False, 90_000, 1e300))[0].total == 0
 
 
-def test_spots_that_come_late_and_before_others_are_drawn_too(measures: Measures) -> None:
+def test_spots_that_come_late_and_before_others_are_drawn_too(measures: MetricStore) -> None:
     write(measures, [("loss", step, 0.0, 1.0) for step in range(80_000)])
     measures.settle("t", "r")
     assert measures.fold("t", "r")
@@ -315,11 +315,11 @@ def test_spots_that_come_late_and_before_others_are_drawn_too(measures: Measures
         measures.settle("t", "r")
 
 
-def folds(measures: Measures) -> list[Block]:
+def folds(measures: MetricStore) -> list[SeriesBlock]:
     return measures._series.read("t", ["r"], "f0")
 
 
-def test_the_settler_starts_by_itself(measures: Measures, wait_for: Callable[[Callable[[], bool]], None]) -> None:
+def test_the_settler_starts_by_itself(measures: MetricStore, wait_for: Callable[[Callable[[], bool]], None]) -> None:
     for n in range(300):
         write(measures, [("loss", n, 0.0, 1.0)])
     wait_for(lambda: bool(measures._series.read("t", ["r"], "head")))
@@ -327,15 +327,15 @@ def test_the_settler_starts_by_itself(measures: Measures, wait_for: Callable[[Ca
 
 
 def test_runs_that_are_begun_together_are_settled_one_after_the_other(
-    measures: Measures, monkeypatch: pytest.MonkeyPatch
+    measures: MetricStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, turns = dict[str, int](), list[int]()
     runs = [f"{n:032x}" for n in range(8)]
-    monkeypatch.setattr(measures._settler, "ask", lambda name: asked.setdefault(name[1], len(turns)))
-    for turn in range(module.MANY_BLOCKS):
+    monkeypatch.setattr(measures._compaction_worker, "ask", lambda name: asked.setdefault(name[1], len(turns)))
+    for turn in range(module.COMPACT_AFTER_BLOCKS):
         turns.append(turn)
-        blocks = [measures._sealed(("t", run, "z"), "", b"", 1, 1.0) for run in runs]
-        measures._count(blocks)
+        blocks = [measures._seal_block(("t", run, "z"), "", b"", 1, 1.0) for run in runs]
+        measures._count_arrived(blocks)
     assert sorted(asked) == runs
     assert len(set(asked.values())) > len(runs) // 2
-    assert min(asked.values()) > module.MANY_BLOCKS // 2
+    assert min(asked.values()) > module.COMPACT_AFTER_BLOCKS // 2

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from falaj.cli.tables import cell
+from falaj.cli.output import format_cell
 from falaj.core.ref import Ref
-from falaj.track.outputs import Measured
+from falaj.track.outputs import ModelMeasurement
 from falaj.track.records import Metric, UsedData
 from tests.town import LABEL, Town
 
@@ -103,8 +103,8 @@ def test_provenance_names_what_was_written_over_since(town: Town, amal: Any, run
 
 def test_measurements_are_shown_with_their_names(amal: Any, run: Ref) -> None:
     made = log_model(amal, run)
-    amal.outputs.change(made, metrics=(Measured(Metric("auc", 0.9, step=3), data="test"),))
-    assert "auc" in cell("metrics", amal.outputs.show(made).metrics)
+    amal.outputs.change(made, metrics=(ModelMeasurement(Metric("auc", 0.9, step=3), data="test"),))
+    assert "auc" in format_cell("metrics", amal.outputs.show(made).metrics)
 
 
 def test_a_pickle_is_told_for_what_it_is(amal: Any, run: Ref) -> None:

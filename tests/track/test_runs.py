@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from falaj.cli import tables
+from falaj.cli import output
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.track.records import Metric, UsedData
@@ -272,7 +272,7 @@ def test_a_named_request_twice_is_one(town: Town, amal: Any, run: Ref) -> None:
     house = town.house
     arguments = {"run": run, "metrics": (Metric("a", 1.0),), "params": None, "tags": None, "drop": ()}
     for _ in range(2):
-        ctx = house.context(town.actor("amal"), request="once", purpose="fraud")
+        ctx = house.context(town.actor("amal"), request_id="once", purpose="fraud")
         assert house.call("track", "log", ctx, arguments) == 1
     assert len(amal.track.history(run, "a").points) == 1
     assert len(town.events(verb="track.log")) == 1
@@ -294,7 +294,7 @@ def test_named_requests_that_commit_together_write_their_points_together_and_fir
     monkeypatch.setattr(series, "append", watched)
     with house.ledger.group():
         for step in range(5):
-            ctx = house.context(town.actor("amal"), request=f"once-{step}", purpose="fraud")
+            ctx = house.context(town.actor("amal"), request_id=f"once-{step}", purpose="fraud")
             point = Metric("a", 1.0, 1.0, step)
             asked = {"run": run, "metrics": (point,), "params": None, "tags": None, "drop": ()}
             assert house.call("track", "log", ctx, asked) == 1
@@ -360,10 +360,10 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     before = here.track.show(run)
     tokens = town.tokens
     town.close()
-    from falaj.platform import House, Platform, load_settings
+    from falaj.server import LocalClient, Server, load_settings
 
-    house = House(load_settings(str(tmp_path), {"zone": "ae-dubai"}))
-    again = Platform(house, house.authenticate(tokens["amal"]), "fraud")
+    house = Server(load_settings(str(tmp_path), {"zone": "ae-dubai"}))
+    again = LocalClient(house, house.authenticate(tokens["amal"]), "fraud")
     assert again.track.show(run) == before == again.track.list().runs[0]
     assert len(again.track.history(run, "a").points) == 100
     house.close()
@@ -372,7 +372,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
 def test_a_curve_is_printed_as_it_was_measured(amal: Any, run: Ref, capsys: pytest.CaptureFixture[str]) -> None:
     for step, value in enumerate((0.5, math.nan, -math.inf)):
         amal.track.log(run, metrics=(Metric("odd", value, 7.0, step),))
-    tables.put(amal.track.history(run, "odd"))
+    output.print_result(amal.track.history(run, "odd"))
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert ["total", "3"] in lines
     assert [line[1] for line in lines[-3:]] == ["0.5", "nan", "-inf"]

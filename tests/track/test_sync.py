@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.track.offline import Recorder, read_lines
+from falaj.track.offline import Recorder, read_facts
 from tests.servers.peers import MLFLOW, peer
 from tests.servers.process import Missing
 from tests.town import refusal
@@ -85,7 +85,7 @@ for step in range(10**9):
     process.wait()
     process.stdout.close()
     last = int(rest[-1]) if rest and rest[-1].isdigit() else last
-    steps = [fact["step"] for fact in read_lines(tmp_path / "r" / "run.jsonl") if fact["what"] == "log"]
+    steps = [fact["step"] for fact in read_facts(tmp_path / "r" / "run.jsonl") if fact["what"] == "log"]
     assert steps[: last + 1] == list(range(last + 1))
 
 
@@ -97,7 +97,7 @@ def test_an_error_in_the_block_is_the_end_of_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         broken()
-    assert list(read_lines(tmp_path / "r" / "run.jsonl"))[-1]["status"] == "failed"
+    assert list(read_facts(tmp_path / "r" / "run.jsonl"))[-1]["status"] == "failed"
     with pytest.raises(ValueError, match="no path"):
         Recorder(tmp_path / "s").attach(__file__, "../out")
 

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falaj.core.errors import Invalid
-from falaj.track.where import EXPERIMENTS, RUNS, arrange, read_order, read_where, select
+from falaj.track.search_language import (
+    EXPERIMENT_VOCABULARY,
+    RUN_VOCABULARY,
+    apply_filters,
+    parse_filter,
+    parse_order,
+    sort_items,
+)
 
 
 @dataclass
@@ -24,7 +31,7 @@ class Thing:
 
 
 def holds(text: str, thing: Thing) -> bool:
-    return bool(select([thing], read_where(text, RUNS)))
+    return bool(apply_filters([thing], parse_filter(text, RUN_VOCABULARY)))
 
 
 THING = Thing(
@@ -118,14 +125,14 @@ def test_what_clauses_mean(text: str, wanted: bool) -> None:
 )
 def test_what_is_wrong_is_said_where_it_stands(text: str, says: str) -> None:
     with pytest.raises(Invalid) as caught:
-        read_where(text, RUNS)
+        parse_filter(text, RUN_VOCABULARY)
     assert "at character" in caught.value.message
     assert says in str(caught.value)
 
 
 def test_the_place_of_a_mistake_is_right() -> None:
     with pytest.raises(Invalid, match="at character 25 of"):
-        read_where("metrics.a > 1 and tags. = 'x'", RUNS)
+        parse_filter("metrics.a > 1 and tags. = 'x'", RUN_VOCABULARY)
 
 
 def test_there_are_bounds() -> None:
@@ -135,9 +142,9 @@ def test_there_are_bounds() -> None:
         f"params.a IN ({','.join(f'{n!r}' for n in map(str, range(3000)))})",
     ):
         with pytest.raises(Invalid):
-            read_where(text, RUNS)
+            parse_filter(text, RUN_VOCABULARY)
     with pytest.raises(Invalid):
-        read_order(("metrics.a",) * 33, RUNS)
+        parse_order(("metrics.a",) * 33, RUN_VOCABULARY)
 
 
 def test_a_hostile_pattern_takes_no_time() -> None:
@@ -151,9 +158,9 @@ def test_a_hostile_pattern_takes_no_time() -> None:
 def test_experiments_have_words_of_their_own() -> None:
     thing = Thing(attributes={"name": "Fraud", "creation_time": 5}, tags={"team": "risk"})
     for text in ("name LIKE 'Fr%'", "attribute.name ILIKE 'fraud'", "tags.team = 'risk'", "creation_time >= 5"):
-        assert select([thing], read_where(text, EXPERIMENTS)) == [thing]
+        assert apply_filters([thing], parse_filter(text, EXPERIMENT_VOCABULARY)) == [thing]
     with pytest.raises(Invalid):
-        read_where("metrics.a > 1", EXPERIMENTS)
+        parse_filter("metrics.a > 1", EXPERIMENT_VOCABULARY)
 
 
 KEYS = st.sampled_from(["a", "b", "c d", "mlflow.user"])
@@ -203,23 +210,23 @@ def clauses(draw: st.DrawFn) -> tuple[str, Any]:
 @given(st.lists(THINGS, max_size=6), st.lists(clauses(), min_size=1, max_size=4))
 def test_it_agrees_with_a_naive_reader(things: list[Thing], asked: list[tuple[str, Any]]) -> None:
     text = " and ".join(clause for clause, _ in asked)
-    found = select(things, read_where(text, RUNS))
+    found = apply_filters(things, parse_filter(text, RUN_VOCABULARY))
     assert found == [thing for thing in things if all(naive(thing) for _, naive in asked)]
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        read_where(text, RUNS)
-        read_order((text,), RUNS)
+        parse_filter(text, RUN_VOCABULARY)
+        parse_order((text,), RUN_VOCABULARY)
     except Invalid:
         pass
 
 
 def test_order_puts_what_is_missing_last_both_ways() -> None:
     things = [Thing({"a": value}) if value is not None else Thing() for value in (2.0, None, 1.0, math.nan, 3.0)]
-    up = [thing.metrics.get("a") for thing in arrange(things, read_order(("metrics.a",), RUNS))]
-    down = [thing.metrics.get("a") for thing in arrange(things, read_order(("metrics.a DESC",), RUNS))]
+    up = [thing.metrics.get("a") for thing in sort_items(things, parse_order(("metrics.a",), RUN_VOCABULARY))]
+    down = [thing.metrics.get("a") for thing in sort_items(things, parse_order(("metrics.a DESC",), RUN_VOCABULARY))]
     assert up[:3] == [1.0, 2.0, 3.0]
     assert down[:3] == [3.0, 2.0, 1.0]
     assert up[4] is down[4] is None
@@ -227,14 +234,14 @@ def test_order_puts_what_is_missing_last_both_ways() -> None:
 
 def test_the_first_clause_of_an_order_counts_most() -> None:
     things = [Thing(params={"a": a, "b": b}) for a, b in (("1", "x"), ("2", "x"), ("1", "y"), ("2", "y"))]
-    found = arrange(things, read_order(("params.a DESC", "params.`b` asc"), RUNS))
+    found = sort_items(things, parse_order(("params.a DESC", "params.`b` asc"), RUN_VOCABULARY))
     assert [(t.params["a"], t.params["b"]) for t in found] == [("2", "x"), ("2", "y"), ("1", "x"), ("1", "y")]
 
 
 @pytest.mark.parametrize("text", ["metrics.a SIDEWAYS", "metrics.a ASC DESC", "", "dataset.name", "nothing", "= ASC"])
 def test_a_wrong_order_is_refused(text: str) -> None:
     with pytest.raises(Invalid):
-        read_order((text,), RUNS)
+        parse_order((text,), RUN_VOCABULARY)
 
 
 def test_fnmatch_is_not_the_language() -> None:

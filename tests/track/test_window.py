@@ -6,8 +6,8 @@ import pytest
 
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
-from falaj.track.records import Metric, Window
-from falaj.track.where import read_columns, write_column
+from falaj.track.records import Metric, TableWindow
+from falaj.track.search_language import format_column, parse_columns
 from tests.town import refusal
 
 EXPERIMENT = "experiment:fraud/scoring"
@@ -28,13 +28,13 @@ def runs(amal: Any) -> list[Ref]:
 
 
 def test_a_window_has_its_rows_and_columns_and_the_size_of_the_whole(amal: Any, runs: list[Ref]) -> None:
-    found = amal.track.table(window=Window(first=1, rows=2, left=3, width=3))
+    found = amal.track.table(window=TableWindow(first=1, rows=2, left=3, width=3))
     assert found.columns == ("params.long", "params.lr", "metrics.loss")
     assert [row.ref for row in found.rows] == [runs[3], runs[2]]
     assert [row.cells[1:] for row in found.rows] == [("3", 0.3), ("2", None)]
     assert len(found.rows[0].cells[0]) == 200
     assert (found.first, found.left, found.num_rows, found.num_columns) == (1, 3, 5, 8)
-    assert amal.track.table(window=Window(first=99, left=99)).rows == ()
+    assert amal.track.table(window=TableWindow(first=99, left=99)).rows == ()
 
 
 def test_columns_are_chosen_found_and_kept_by_a_filter(amal: Any, runs: list[Ref]) -> None:
@@ -43,34 +43,34 @@ def test_columns_are_chosen_found_and_kept_by_a_filter(amal: Any, runs: list[Ref
     assert found.columns == ('metrics."valid loss"', "start_time", "params.lr")
     assert [row.cells for row in found.rows] == [(2.0, 101_000, "1"), (2.0, 100_000, "0")]
     assert (found.num_rows, found.num_columns) == (2, 3)
-    narrow = amal.track.table(where="params.lr = 'none'", window=Window(rows=0, find="LOSS"))
+    narrow = amal.track.table(where="params.lr = 'none'", window=TableWindow(rows=0, find="LOSS"))
     assert (narrow.columns, narrow.num_rows) == (("metrics.loss", 'metrics."valid loss"'), 0)
-    assert amal.track.table(columns="metrics.loss", window=Window(rows=1)).rows[0].cells == ("nan",)
+    assert amal.track.table(columns="metrics.loss", window=TableWindow(rows=1)).rows[0].cells == ("nan",)
 
 
 def test_a_window_follows_what_is_logged(amal: Any, runs: list[Ref]) -> None:
-    before = amal.track.table(window=Window(width=0))
+    before = amal.track.table(window=TableWindow(width=0))
     amal.track.log(runs[0], (Metric("new", 1.0),))
     amal.track.delete(runs[1])
-    after = amal.track.table(window=Window(width=0))
+    after = amal.track.table(window=TableWindow(width=0))
     assert (after.num_columns, after.num_rows) == (before.num_columns + 1, 4)
     assert amal.track.table(state="deleted").num_rows == 1
 
 
-@pytest.mark.parametrize("window", [Window(first=-1), Window(rows=-1), Window(rows=1000, width=1000)])
-def test_a_window_has_bounds(amal: Any, window: Window) -> None:
+@pytest.mark.parametrize("window", [TableWindow(first=-1), TableWindow(rows=-1), TableWindow(rows=1000, width=1000)])
+def test_a_window_has_bounds(amal: Any, window: TableWindow) -> None:
     assert isinstance(refusal(lambda: amal.track.table(window=window)), Invalid)
 
 
 @pytest.mark.parametrize("key", ["loss", "valid loss", 'a"b', "a\\b", "a,b", "x.y", "`", "'", "a)b"])
 def test_a_column_is_read_as_it_is_written(key: str) -> None:
     columns = tuple((family, key) for family in ("metrics", "params", "tags"))
-    assert read_columns(", ".join(map(write_column, columns))) == columns
+    assert parse_columns(", ".join(map(format_column, columns))) == columns
 
 
 @pytest.mark.parametrize("text", ["metrics.", "nothing", "dataset.name", "metrics.a metrics.b", "metrics.a = 1"])
 def test_what_is_no_column_is_said_to_be_none(text: str) -> None:
-    assert isinstance(refusal(lambda: read_columns(text)), Invalid)
+    assert isinstance(refusal(lambda: parse_columns(text)), Invalid)
 
 
 def test_a_span_of_a_curve(amal: Any, run: Ref) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from falaj.backends.process import ProcessExecutor
-from falaj.core.execute import Status
+from falaj.core.executor import AttemptStatus
 from tests.conformance.executors import Lab
 from tests.servers.peers import peer
 from tests.servers.process import Missing
@@ -42,7 +42,9 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     executor.close()
 
 
-def run(lab: Lab, tmp_path: Path, where: Path, *command: str, **more: Any) -> tuple[Status, str, list[dict[str, Any]]]:
+def run(
+    lab: Lab, tmp_path: Path, where: Path, *command: str, **more: Any
+) -> tuple[AttemptStatus, str, list[dict[str, Any]]]:
     """How a job of this command in these programs ended, what it wrote, and the facts it told."""
     env = {"PATH": f"{where}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCE)} | more.pop("env", {})
     attempt = lab.attempt("python", *command, env=env, grace_s=5, **more)

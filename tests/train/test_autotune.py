@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from falaj.train.autotune import key, tune
-from falaj.train.candidate import Bounds, measure
-from falaj.train.search import Tried
-from falaj.train.sizing import FULL, Point, divisors, largest
+from falaj.train.autotune import compute_cache_key, tune_script
+from falaj.train.candidate import CandidateBounds, measure_candidate
+from falaj.train.search import TuningTrial
+from falaj.train.sizing import FILL_SHARE, MemoryPoint, find_largest, list_divisors
 from tests.train.test_candidate import MIB, SCRIPT
 
 import_module("torch._dynamo")
-QUICK = Bounds(steps=2, warm=1, limit_s=300.0)
+QUICK = CandidateBounds(steps=2, warm=1, limit_s=300.0)
 SETTLED = """
 def main(run):
     data = run.data({"x": torch.rand(64, 1)}, batch=8, micro=4)
@@ -47,23 +47,23 @@ def test_the_largest_batch_is_foretold(script: str) -> None:
     """A line through small micro-batches against trying it out: 5 % less goes, and 5 % more does not."""
     bounds = QUICK._replace(steps=1, limit_bytes=1200 * MIB, fresh=True)
 
-    def look(micro: int) -> Point:
-        got = measure([script, str(micro), str(1 << 17)], {}, bounds)
-        return Point(micro, got.work_bytes, got.free_bytes, got.good)
+    def look(micro: int) -> MemoryPoint:
+        got = measure_candidate([script, str(micro), str(1 << 17)], {}, bounds)
+        return MemoryPoint(micro, got.work_bytes, got.free_bytes, got.good)
 
-    small = [size for size in divisors(5040) if size <= 126]
-    foretold = largest(look, small, 42).predicted
+    small = [size for size in list_divisors(5040) if size <= 126]
+    foretold = find_largest(look, small, 42).predicted
     assert 126 < foretold < 1000
     less, more = look(int(foretold * 0.95)), look(math.ceil(foretold * 1.05))
     assert less.fits
-    assert less.bytes <= FULL * less.free_bytes
-    assert not more.fits or more.bytes > FULL * more.free_bytes
+    assert less.bytes <= FILL_SHARE * less.free_bytes
+    assert not more.fits or more.bytes > FILL_SHARE * more.free_bytes
 
 
 @pytest.mark.slow
 def test_what_is_kept_was_measured_and_is_not_slower(script: str) -> None:
-    heard: list[Tried] = []
-    found = tune([script, "64", "2048"], QUICK, tell=heard.append)
+    heard: list[TuningTrial] = []
+    found = tune_script([script, "64", "2048"], QUICK, report_trial=heard.append)
     assert tuple(heard) == found.tried
     assert found.tried[0].name == "as it is"
     assert found.units_s >= found.before_units_s
@@ -80,7 +80,7 @@ def test_a_script_that_does_not_fit_is_made_to(script: str, monkeypatch: pytest.
     monkeypatch.setattr(import_module("torch._dynamo").config, "disable", True)  # or all of it melts into one kernel
     monkeypatch.setenv("FALAJ_TRAIN", '{"precision": "fp32", "threads": 1}')
     bounds = QUICK._replace(limit_bytes=1000 * MIB, fresh=True)
-    found = tune([script, "360", str(1 << 17)], bounds, tell=lambda _: None)
+    found = tune_script([script, "360", str(1 << 17)], bounds, report_trial=lambda _: None)
     assert (found.tried[0].name, found.tried[0].verdict) == ("as it is", "out of memory")
     assert found.before_units_s == 0
     assert 360 % found.changes["micro"] == 0
@@ -124,13 +124,13 @@ def test_the_command_fails_with_the_scripts_last_lines(tmp_path: Path) -> None:
 
 
 def test_a_result_is_of_this_script_on_this_machine(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {key([script, "8"], QUICK, 1)}
-    assert key([script, "8"], QUICK, 1) in known
-    known.add(key([script, "9"], QUICK, 1))
-    known.add(key([script, "8"], QUICK, 2))
-    known.add(key([script, "8"], QUICK._replace(limit_bytes=MIB), 1))
+    known = {compute_cache_key([script, "8"], QUICK, 1)}
+    assert compute_cache_key([script, "8"], QUICK, 1) in known
+    known.add(compute_cache_key([script, "9"], QUICK, 1))
+    known.add(compute_cache_key([script, "8"], QUICK, 2))
+    known.add(compute_cache_key([script, "8"], QUICK._replace(limit_bytes=MIB), 1))
     Path("model.py").write_text("x = 1")
-    known.add(key([script, "8"], QUICK, 1))
+    known.add(compute_cache_key([script, "8"], QUICK, 1))
     monkeypatch.setitem(os.environ, "FALAJ_TRAIN", '{"precision": "fp32"}')
-    known.add(key([script, "8"], QUICK, 1))
+    known.add(compute_cache_key([script, "8"], QUICK, 1))
     assert len(known) == 6

@@ -20,7 +20,7 @@ def test_naming_training_imports_no_torch() -> None:
 
 def test_what_the_package_names_is_there() -> None:
     code = (
-        "import falaj.train.begin, falaj.train.fitting\nfrom falaj import train\n"
+        "import falaj.train.entry_point, falaj.train.fitting\nfrom falaj import train\n"
         "assert callable(train.start) and callable(train.fit) and callable(train.Run)\n"
         "assert not hasattr(train, 'nothing')\n"
     )

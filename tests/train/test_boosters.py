@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from falaj import worker
-from falaj.content.formats import inspect
+from falaj.content.model_formats import inspect_model
 from falaj.core.errors import Invalid
-from falaj.train.boosters import Boosting, boost, planned
-from falaj.train.estimators import Fitted, Rows, fit_estimator
+from falaj.train.boosters import Boosting, plan_boosting, train_booster
+from falaj.train.estimators import EstimatorRows, FittedEstimator, fit_estimator
 
 LIGHT = {"objective": "binary", "num_leaves": 7, "bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.6}
 EXTREME = {"objective": "binary:logistic", "max_depth": 3, "subsample": 0.7, "colsample_bytree": 0.6}
@@ -44,10 +44,10 @@ assert "torch" not in sys.modules
 """
 
 
-def rows(number: int = 600) -> Rows:
+def rows(number: int = 600) -> EstimatorRows:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(number, 6))
-    return Rows(x, (x[:, 0] * x[:, 1] + 0.5 * rng.normal(size=number) > 0).astype(np.int64))
+    return EstimatorRows(x, (x[:, 0] * x[:, 1] + 0.5 * rng.normal(size=number) > 0).astype(np.int64))
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +70,10 @@ def model(folder: Path) -> bytes:
     return found.read_bytes()
 
 
-def again(plan: Boosting, folder: Path, valid: Rows | None = None) -> Fitted:
+def again(plan: Boosting, folder: Path, valid: EstimatorRows | None = None) -> FittedEstimator:
     folder.mkdir(exist_ok=True)
     worker.attempt.cache_clear()
-    return boost(plan, rows(), valid, folder=folder)
+    return train_booster(plan, rows(), valid, folder=folder)
 
 
 def facts(place: Path) -> list[dict[str, Any]]:
@@ -91,8 +91,8 @@ def test_from_any_checkpoint_the_same_bytes(place: Path, library: str, params: d
     kept[1].unlink()
     again(plan, place / "early")
     assert model(place / "easy") == model(place / "late") == model(place / "early")
-    assert not inspect(place / "easy").code_bearing
-    assert inspect(place / "easy").format == library
+    assert not inspect_model(place / "easy").code_bearing
+    assert inspect_model(place / "easy").format == library
     assert (made.model.num_boosted_rounds() if library == "xgboost" else made.model.num_trees()) == 22
 
 
@@ -137,7 +137,7 @@ def test_asked_for_its_place_it_saves_and_goes(place: Path) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     (place / "one").mkdir()
     with pytest.raises(SystemExit) as ended:
-        boost(plan, rows(), folder=place / "one")
+        train_booster(plan, rows(), folder=place / "one")
     assert ended.value.code == 85
     assert [fact["step"] for fact in facts(place) if fact["kind"] == "checkpoint"] == [3]
     again(plan, place / "one")
@@ -148,7 +148,7 @@ def test_asked_for_its_place_it_saves_and_goes(place: Path) -> None:
 
 @pytest.mark.parametrize(("library", "params"), [PLANS[0], PLANS[4]])
 def test_no_better_for_long_is_the_end_across_chunks(place: Path, library: str, params: dict[str, Any]) -> None:
-    noise = Rows(rows().x, np.random.default_rng(1).integers(0, 2, 600))
+    noise = EstimatorRows(rows().x, np.random.default_rng(1).integers(0, 2, 600))
     plan = Boosting(library, params, rounds=200, chunk=4, early=10, save_s=0)
     made = again(plan, place / "one", noise)
     assert 0 < json.loads((place / "one/model.json").read_text())["rounds"] < 100
@@ -162,10 +162,10 @@ def test_no_better_for_long_is_the_end_across_chunks(place: Path, library: str, 
 
 def test_each_booster_of_a_job_finds_its_own_checkpoints(place: Path) -> None:
     plan = Boosting("xgboost", EXTREME, rounds=6, chunk=3, save_s=0)
-    folds = [Rows(rows().x[half::2], rows().y[half::2]) for half in (0, 1)]
+    folds = [EstimatorRows(rows().x[half::2], rows().y[half::2]) for half in (0, 1)]
     for number, fold in enumerate(folds * 2):
         (place / str(number)).mkdir()
-        boost(plan, fold, folder=place / str(number))
+        train_booster(plan, fold, folder=place / str(number))
     assert model(place / "0") == model(place / "2") != model(place / "1") == model(place / "3")
     again(Boosting("xgboost", EXTREME | {"max_depth": 2}, rounds=6, chunk=3, save_s=0), place / "4")
     assert len(list((place / "checkpoints").iterdir())) == 3
@@ -191,9 +191,9 @@ def test_objects_of_the_libraries_are_plans_too(place: Path, monkeypatch: pytest
     about = json.loads((made.folder / "model.json").read_text())
     assert (about["labels"], about["seed"], about["params"]["subsample"]) == (["ham", "spam"], 3, 0.5)
     assert "valid_binary_logloss" in made.metrics
-    plan = planned(xgboost.XGBClassifier(n_estimators=8, max_depth=2), np.arange(9) % 3)
+    plan = plan_boosting(xgboost.XGBClassifier(n_estimators=8, max_depth=2), np.arange(9) % 3)
     assert (plan.rounds, plan.params["num_class"], plan.params["objective"]) == (8, 3, "multi:softprob")
-    number = planned(xgboost.XGBRegressor(n_estimators=9), rows().y, chunk=2)
+    number = plan_boosting(xgboost.XGBRegressor(n_estimators=9), rows().y, chunk=2)
     assert (number.rounds, number.chunk, number.params["objective"]) == (9, 2, "reg:squarederror")
 
 

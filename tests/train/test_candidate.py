@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.train.candidate import Bounds, measure
+from falaj.train.candidate import CandidateBounds, measure_candidate
 
 import_module("torch._dynamo")  # what optimizers load at their first step is here before anybody is forked
 
 MIB = 1 << 20
-QUICK = Bounds(steps=3, warm=1, limit_s=300.0)
+QUICK = CandidateBounds(steps=3, warm=1, limit_s=300.0)
 FRESH = QUICK._replace(fresh=True)
 """For limits of memory: a child that is forked begins with all that this process has."""
 SCRIPT = """
@@ -70,7 +70,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_script_is_measured_and_leaves_nothing(script: str, fresh: bool) -> None:
     """It wants three steps, a folder of checkpoints and a saved model; four are measured, and none of that is made."""
-    measured = measure([script, "24", "4096"], {"micro": 8}, QUICK._replace(fresh=fresh))
+    measured = measure_candidate([script, "24", "4096"], {"micro": 8}, QUICK._replace(fresh=fresh))
     assert measured.failed == ""
     assert measured.good
     assert (measured.batch, measured.micro) == (24, 8)
@@ -84,7 +84,7 @@ def test_a_script_is_measured_and_leaves_nothing(script: str, fresh: bool) -> No
 
 def test_shapes_tell_models_and_data_apart(script: str) -> None:
     asked = [["24", "64"], ["24", "64"], ["48", "64"], ["24", "128"]]
-    first, again, other_batch, other_model = (measure([script, *words], {}, QUICK).shape for words in asked)
+    first, again, other_batch, other_model = (measure_candidate([script, *words], {}, QUICK).shape for words in asked)
     assert first == again != ""
     assert len({first, other_batch, other_model}) == 3
 
@@ -94,13 +94,13 @@ def test_in_an_attempt_nobody_is_told(script: str, tmp_path: Path, monkeypatch: 
     for name, value in (("ATTEMPT", "a"), ("OUTBOX", told), ("CHECKPOINTS", kept), ("OUTPUT_MODEL", made)):
         monkeypatch.setenv(f"FALAJ_{name}", str(value))
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert measure([script, "8", "64"], {"save_steps": 1}, QUICK).good
+    assert measure_candidate([script, "8", "64"], {"save_steps": 1}, QUICK).good
     assert _files() == ["train.py"]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_script_that_fails_says_why(script: str, fresh: bool) -> None:
-    measured = measure([script, "8", "64", "fail"], {}, QUICK._replace(fresh=fresh))
+    measured = measure_candidate([script, "8", "64", "fail"], {}, QUICK._replace(fresh=fresh))
     assert not measured.good
     assert measured.failed.splitlines()[-1] == "KeyError: 'no such column: price'"
     assert "train.py" in measured.failed
@@ -109,19 +109,22 @@ def test_a_script_that_fails_says_why(script: str, fresh: bool) -> None:
 
 def test_a_script_that_is_none_of_ours_says_so(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("print('hello')")
-    assert measure([str(tmp_path / "other.py")], {}, QUICK).failed == "it took no steps of falaj.train; it said: hello"
+    assert (
+        measure_candidate([str(tmp_path / "other.py")], {}, QUICK).failed
+        == "it took no steps of falaj.train; it said: hello"
+    )
     with pytest.raises(Invalid, match="no file"):
-        measure([str(tmp_path / "missing.py")], {}, QUICK)
+        measure_candidate([str(tmp_path / "missing.py")], {}, QUICK)
 
 
 def test_a_script_that_hangs_is_ended(script: str) -> None:
-    measured = measure([script, "8", "64", "hang"], {}, QUICK._replace(limit_s=8.0))
+    measured = measure_candidate([script, "8", "64", "hang"], {}, QUICK._replace(limit_s=8.0))
     assert "not done after 8 s" in measured.failed
     assert _alive(script) == []
 
 
 def test_memory_that_is_not_there_is_no_failure(script: str) -> None:
-    measured = measure([script, "8", "64", "hoard"], {}, QUICK)
+    measured = measure_candidate([script, "8", "64", "hoard"], {}, QUICK)
     assert measured.oom
     assert measured.batch == 8
 
@@ -130,8 +133,8 @@ def test_memory_that_is_not_there_is_no_failure(script: str) -> None:
 def test_a_limit_holds_though_there_is_more(script: str) -> None:
     """Half a gigabyte of activations where there is room for less; a quarter of the samples goes."""
     words, bounds = [script, "256", str(1 << 17)], FRESH._replace(limit_bytes=900 * MIB)
-    assert measure(words, {}, bounds).oom
-    less = measure(words, {"micro": 64}, bounds)
+    assert measure_candidate(words, {}, bounds).oom
+    less = measure_candidate(words, {"micro": 64}, bounds)
     assert less.good
     assert less.free_bytes <= 900 * MIB
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from falaj.train.ema import Ema
+from falaj.train.ema import ExponentialMovingAverage
 from falaj.train.run import Run
 from tests.train import fork, toys
 
@@ -12,7 +12,7 @@ from tests.train import fork, toys
 def test_it_follows_the_weights_and_can_stand_in_for_them() -> None:
     model = toys.net()
     before = [param.detach().clone() for param in model.parameters()]
-    ema = Ema(model, 0.75)
+    ema = ExponentialMovingAverage(model, 0.75)
     with torch.no_grad():
         for param in model.parameters():
             param.add_(1.0)
@@ -26,7 +26,7 @@ def test_it_follows_the_weights_and_can_stand_in_for_them() -> None:
 
 def test_weights_of_16_bits_are_averaged_in_32() -> None:
     model = toys.net().to(torch.bfloat16)
-    ema = Ema(model, 0.999)
+    ema = ExponentialMovingAverage(model, 0.999)
     with torch.no_grad():
         for param in model.parameters():
             param.fill_(1.0)

@@ -20,12 +20,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from falaj import worker
-from falaj.content.formats import inspect
+from falaj.content.model_formats import inspect_model
 from falaj.core.errors import Invalid, NotFound
-from falaj.drift.profile import read_profile
-from falaj.drift.records import FILE
+from falaj.drift.profiles import read_profile
+from falaj.drift.records import PROFILE_FILE
 from falaj.train import estimators
-from falaj.train.estimators import cores, fit_estimator, put_files, read_rows, split_rows, use_cores
+from falaj.train.estimators import count_cores, fit_estimator, read_rows, split_rows, use_cores, write_files
 from falaj.train.profiles import write_profile
 from tests.servers.peers import peer
 from tests.servers.process import Missing
@@ -95,7 +95,7 @@ def test_every_core_in_the_outermost_that_asks(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     inner = make_pipeline(StandardScaler(), RandomForestClassifier())
     use_cores(inner)
-    assert (cores(), inner.get_params()["randomforestclassifier__n_jobs"]) == (3, 3)
+    assert (count_cores(), inner.get_params()["randomforestclassifier__n_jobs"]) == (3, 3)
     outer = GridSearchCV(RandomForestClassifier(), {})
     use_cores(outer)
     assert (outer.n_jobs, outer.estimator.n_jobs) == (3, None)
@@ -122,7 +122,7 @@ def test_a_job_reads_measures_tells_and_writes(tmp_path: Path, monkeypatch: pyte
     assert {fact["key"] for fact in told if fact["kind"] == "metric"} == {"accuracy", "auc", "log_loss"}
     assert [fact["step"] for fact in told if fact["kind"] == "progress"] == [0, 1]
     assert made.folder == tmp_path / "output_model"
-    assert not inspect(made.folder).code_bearing
+    assert not inspect_model(made.folder).code_bearing
     nodes = made.model._predictors[2][0].nodes
     assert (np.load(made.folder / "arrays.npz")["_predictors.2.0.nodes"] == nodes).all()
 
@@ -133,7 +133,7 @@ def test_without_other_packages_arrays_and_words_are_written(tmp_path: Path, mon
     x, y = load_breast_cancer(return_X_y=True)
     made = fit_estimator(make_pipeline(StandardScaler(), RandomForestClassifier(4)), (x, y), valid=0.2)
     assert made.metrics["accuracy"] > 0.85
-    seen = inspect(made.folder)
+    seen = inspect_model(made.folder)
     assert (seen.format, seen.code_bearing) == ("numpy", False)
     arrays = np.load(made.folder / "arrays.npz", allow_pickle=False)
     assert (arrays["steps.0.1.mean_"] == made.model[0].mean_).all()
@@ -154,14 +154,14 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from falaj.train.estimators import fit_estimator, write_estimator, Rows
+from falaj.train.estimators import fit_estimator, write_estimator, EstimatorRows
 assert "torch" not in sys.modules
 x, y = load_breast_cancer(return_X_y=True)
 x = x.astype(np.float32)
 made = fit_estimator(make_pipeline(StandardScaler(), LogisticRegression()), (x, y), valid=0.2)
 import onnxruntime
 session = onnxruntime.InferenceSession("model/model.onnx")
-from falaj.drift.profile import read_profile
+from falaj.drift.profiles import read_profile
 profile = read_profile(pathlib.Path("model/falaj.profile.json").read_bytes())
 assert profile.quality.rows == 113
 assert set(profile.tensors) == {one.name for one in (*session.get_inputs(), *session.get_outputs())}
@@ -171,7 +171,7 @@ sys.modules["skl2onnx"] = None
 import falaj.train.estimators as ours
 ours.find_spec = lambda name: name == "skops" or None
 pathlib.Path("other").mkdir()
-assert write_estimator(made.model, pathlib.Path("other"), Rows(x, y), dict) == "skops"
+assert write_estimator(made.model, pathlib.Path("other"), EstimatorRows(x, y), dict) == "skops"
 import skops.io
 assert (skops.io.load("other/model.skops").predict(x) == said).all()
 """
@@ -189,7 +189,7 @@ def test_onnx_and_skops_where_they_are_installed(tmp_path: Path) -> None:
     done = subprocess.run([python, "-c", WRITE], cwd=tmp_path, env=env, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     for folder, form in (("model", "onnx"), ("other", "skops")):
-        seen = inspect(tmp_path / folder)
+        seen = inspect_model(tmp_path / folder)
         assert (seen.format, seen.code_bearing) == (form, False), seen
 
 
@@ -206,7 +206,7 @@ def test_files_are_whole_and_on_the_disk_before_they_have_their_names(
         synced.append(os.fstat(file).st_ino)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    put_files(tmp_path, {"a": b"1" * 100_000, "b": b"2", "c": b""})
+    write_files(tmp_path, {"a": b"1" * 100_000, "b": b"2", "c": b""})
     assert {one.name: one.stat().st_size for one in tmp_path.iterdir()} == {"a": 100_000, "b": 1, "c": 0}
     assert sorted(synced) == sorted(one.stat().st_ino for one in tmp_path.iterdir())
 
@@ -215,7 +215,7 @@ def test_files_are_whole_and_on_the_disk_before_they_have_their_names(
 
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(OSError, match="gone"):
-        put_files(tmp_path, {"a": b"3", "d": b"4"})
+        write_files(tmp_path, {"a": b"3", "d": b"4"})
     assert (tmp_path / "a").stat().st_size == 100_000
     assert not (tmp_path / "d").exists()
 
@@ -226,7 +226,7 @@ def test_a_model_comes_with_its_profile(tmp_path: Path, monkeypatch: pytest.Monk
     columns = {f"f{at}": x[:, at] for at in range(30)}
     forest = RandomForestClassifier(20, random_state=0)
     made = fit_estimator(forest, columns | {"sick": np.where(y, "no", "yes")}, target="sick", valid=0.4)
-    profile = read_profile((made.folder / FILE).read_bytes())
+    profile = read_profile((made.folder / PROFILE_FILE).read_bytes())
     names = [axis.name for axis in profile.axes]
     assert names == [*columns, "label", "probabilities[0]", "probabilities[1]", "sick"]
     assert profile.tensors["X"] == tuple(columns)
@@ -241,10 +241,10 @@ def test_a_model_comes_with_its_profile(tmp_path: Path, monkeypatch: pytest.Monk
 def test_numbers_and_rows_without_others_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = load_diabetes(return_X_y=True)
-    apart = read_profile((fit_estimator(Ridge(), (x, y), valid=0.3).folder / FILE).read_bytes())
+    apart = read_profile((fit_estimator(Ridge(), (x, y), valid=0.3).folder / PROFILE_FILE).read_bytes())
     assert (apart.quality.task, apart.axes[-2].name, apart.axes[0].name) == ("regression", "variable", "X[0]")
     # Of answers to the very rows that it learnt from nothing is said.
-    alone = read_profile((fit_estimator(Ridge(), (x, y), output="alone").folder / FILE).read_bytes())
+    alone = read_profile((fit_estimator(Ridge(), (x, y), output="alone").folder / PROFILE_FILE).read_bytes())
     assert {axis.role for axis in alone.axes} == {"input"}
     assert (alone.quality.task, alone.source) == ("", "the rows it was trained on")
 
@@ -258,8 +258,8 @@ def test_a_profile_never_makes_a_training_fail(tmp_path: Path, monkeypatch: pyte
         "complex": {"x": np.zeros(3, complex)},
     }.items():
         assert not write_profile(where, inputs)
-        assert not (tmp_path / where / FILE).exists()
+        assert not (tmp_path / where / PROFILE_FILE).exists()
     wide = np.zeros((50, 3000), np.float32)
     assert write_profile("wide", {"x": wide, "t": torch.zeros(50, 2)}, {"y": torch.rand(50, 1)}, np.arange(50) % 2)
-    profile = read_profile((tmp_path / "wide" / FILE).read_bytes())
+    profile = read_profile((tmp_path / "wide" / PROFILE_FILE).read_bytes())
     assert [axis.name for axis in profile.axes] == ["x.mean", "x.std", "t[0]", "t[1]", "y", "label"]

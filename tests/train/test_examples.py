@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from falaj.content.formats import inspect
-from falaj.core.execute import SUCCEEDED
+from falaj.content.model_formats import inspect_model
+from falaj.core.executor import SUCCEEDED
 from tests.conformance.executors import Lab
 from tests.train import guests
 from tests.worker.test_frameworks import FRAMEWORKS
@@ -101,5 +101,5 @@ def test_as_a_job(lab: Lab, tmp_path: Path, example: Example) -> None:
 
 def made(folder: Path, example: Example) -> None:
     if example.makes:
-        seen = inspect(folder)
+        seen = inspect_model(folder)
         assert (seen.format, seen.code_bearing) == (example.makes, False), seen

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from falaj.train.fused import IGNORED, linear_cross_entropy
+from falaj.train.fused_loss import IGNORED_TARGET, linear_cross_entropy
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
@@ -17,13 +17,13 @@ def test_same_loss_and_gradients_as_plain(chunk: int, dtype: torch.dtype, device
     hidden = torch.randn(4, 10, 16, generator=generator).to(device, dtype).requires_grad_()
     weight = torch.randn(30, 16, generator=generator).to(device, dtype).requires_grad_()
     target = torch.randint(0, 30, (4, 10), generator=generator).to(device)
-    target[1, 3] = target[2, 0] = IGNORED
+    target[1, 3] = target[2, 0] = IGNORED_TARGET
     total, count = linear_cross_entropy(hidden, weight, target, chunk=chunk)
     (total * 0.5).backward()
 
     oracle_hidden, oracle_weight = (one.detach().double().requires_grad_() for one in (hidden, weight))
     logits = (oracle_hidden @ oracle_weight.T).view(-1, 30)
-    oracle = functional.cross_entropy(logits, target.view(-1), reduction="sum", ignore_index=IGNORED)
+    oracle = functional.cross_entropy(logits, target.view(-1), reduction="sum", ignore_index=IGNORED_TARGET)
     (oracle * 0.5).backward()
     near = 1e-5 if dtype == torch.float32 else 2e-2
     assert int(count) == 38
@@ -36,7 +36,7 @@ def test_same_loss_and_gradients_as_plain(chunk: int, dtype: torch.dtype, device
 
 def test_no_gradients_where_nobody_asks() -> None:
     with torch.no_grad():
-        total, count = linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4), torch.tensor([0, 1, IGNORED]))
+        total, count = linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4), torch.tensor([0, 1, IGNORED_TARGET]))
     assert not total.requires_grad
     assert total.item() == pytest.approx(2 * float(torch.tensor(5.0).log()), rel=1e-6)
     assert int(count) == 2

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from falaj.core.errors import Invalid
-from falaj.train.keeping import Keeping
 from falaj.train.pipeline import learn
 from falaj.train.run import Run
+from falaj.train.training_state import TrainingState
 from tests.train import fork, toys
 
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_of_a_pipeline_loads_into_one_process_and_back(tmp_path: Pa
 
 
 def test_names_are_those_of_the_users_module() -> None:
-    keeping = Keeping()
+    keeping = TrainingState()
     model = toys.net()
     keeping.module(model)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -95,9 +95,9 @@ OPTIMIZERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_comes_back(name: str) -> None:
-    def make() -> tuple[nn.Module, torch.optim.Optimizer, Keeping]:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, TrainingState]:
         torch.manual_seed(0)
-        model, keeping = toys.net(), Keeping()
+        model, keeping = toys.net(), TrainingState()
         optimizer = OPTIMIZERS[name](model.parameters())
         keeping.module(model)
         keeping.optimizer(optimizer)
@@ -143,11 +143,11 @@ class Counter:
 
 
 def test_things_of_the_user_come_back() -> None:
-    keeping, counter = Keeping(), Counter()
+    keeping, counter = TrainingState(), Counter()
     keeping.thing("counter", counter)
     counter.seen, counter.sums = 7, torch.tensor([1.0, 2.0, 3.0])
     saved, meta = keeping.tensors(), keeping.meta()
-    other, again = Keeping(), Counter()
+    other, again = TrainingState(), Counter()
     other.thing("counter", again)
     for name, tensor in other.prepare(meta).items():
         tensor.copy_(saved[name])
@@ -159,7 +159,7 @@ def test_things_of_the_user_come_back() -> None:
 
 
 def test_what_the_checkpoint_lacks_is_named() -> None:
-    keeping = Keeping()
+    keeping = TrainingState()
     meta = keeping.meta()
     keeping.thing("vocabulary", Counter())
     with pytest.raises(Invalid, match="has no vocabulary"):
@@ -171,6 +171,6 @@ def test_what_the_checkpoint_lacks_is_named() -> None:
 def test_tied_weights_are_kept_once() -> None:
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     model["b"].weight = model["a"].weight
-    keeping = Keeping()
+    keeping = TrainingState()
     keeping.module(model)
     assert set(keeping.tensors()) == {"model.a.weight", "model.a.bias", "model.b.bias"}

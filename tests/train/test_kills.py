@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from falaj.train.begin import start
+from falaj.train.entry_point import start
 from falaj.train.run import Run
 from tests.train import fork, toys
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.core.execute import FAILED, SUCCEEDED
+from falaj.core.executor import FAILED, SUCCEEDED
 from tests.conformance.executors import Lab
 from tests.train import guests
 

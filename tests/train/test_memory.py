@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from falaj.core.errors import UserCodeFailed
-from falaj.train import memory
+from falaj.train import memory_backoff
 from falaj.train.run import Run
 from tests.train import fork, toys
 
@@ -126,7 +126,7 @@ def test_several_processes_write_the_size_down_and_are_tried_again(tmp_path: Pat
     tried = []
     for _ in range(8):
         found = fork.world(2, tmp_path, go, fine=False)
-        if memory.AGAIN not in found:
+        if memory_backoff.RETRY_EXIT_CODE not in found:
             break
         tried.append(json.loads((folder / "micro.json").read_bytes())["micro"])
     assert tried == [6, 3]

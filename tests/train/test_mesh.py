@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from falaj.core.errors import Invalid, Unavailable
-from falaj.train import plans
-from falaj.train.mesh import Mesh
+from falaj.train import parallel_plans
+from falaj.train.mesh import ProcessMesh
 from falaj.train.options import Options
 from tests.train.models import Gpt
 from tests.train.ranks import together
@@ -28,7 +28,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_alone_meets_nobody() -> None:
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     assert (mesh.rank, mesh.world, mesh.reader, mesh.readers, mesh.divisor) == (0, 1, 0, 1, 1)
     assert not dist.is_initialized()
 
@@ -39,7 +39,7 @@ def test_a_missing_gpu_is_said(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if how != "argument":
         monkeypatch.setenv(how, "0" if how == "CUDA_VISIBLE_DEVICES" else "cuda")
     with pytest.raises(Unavailable, match="torch sees none"):
-        Mesh.here(device="cuda" if how == "argument" else "")
+        ProcessMesh.here(device="cuda" if how == "argument" else "")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_environment_that_makes_no_sense_is_refused(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(Invalid, match=said):
-        Mesh.here()
+        ProcessMesh.here()
 
 
 def test_a_master_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_master_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "")
     monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")
     with pytest.raises(Unavailable, match=r"process 1 did not meet the others at 127\.0\.0\.1:1"):
-        Mesh.here(Options(hang_s=1.0), device="cpu")
+        ProcessMesh.here(Options(hang_s=1.0), device="cpu")
     assert os.environ["TORCH_FR_BUFFER_SIZE"] == "2000", "a hang could not tell the last collectives"
 
 
@@ -92,7 +92,7 @@ def test_running_statistics_are_levelled(tmp_path: Path) -> None:
 
 def _statistics() -> tuple[list[float], int]:
     """Process 0 sees one batch of ones, process 1 two of zeros; a tenth of each counts."""
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     model = mesh.wrap(nn.BatchNorm1d(3), "ddp", Options(precision="fp32"))
     for _ in range(mesh.rank + 1):
         model(torch.full((4, 3), 1.0 - mesh.rank))
@@ -110,7 +110,7 @@ def test_shards_are_shards_again_after_a_look(tmp_path: Path) -> None:
 
 def _look() -> bool:
     """An evaluation between two steps; the names and parameters that are saved must be those of the optimizer."""
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     model = mesh.wrap(Gpt(layers=2), "fsdp", Options(precision="fp32"))
     before = {name: id(param) for name, param in model.named_parameters()}
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_numbers_of_any_kind_are_agreed_upon(tmp_path: Path) -> None:
 
 
 def _agreed() -> dict[str, list[float]]:
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     torch.manual_seed(mesh.rank)
     model = mesh.wrap(Masked(), "none", Options(precision="fp32"))
     return {name: tensor.double().flatten().tolist() for name, tensor in model.state_dict().items()}
@@ -145,12 +145,12 @@ def _agreed() -> dict[str, list[float]]:
 
 def test_a_model_without_numbers_is_refused() -> None:
     with pytest.raises(Invalid, match="no numbers yet"):
-        Mesh(torch.device("cpu")).wrap(nn.Linear(2, 2, device="meta"), "none", Options(precision="fp32"))
+        ProcessMesh(torch.device("cpu")).wrap(nn.Linear(2, 2, device="meta"), "none", Options(precision="fp32"))
 
 
 def test_all_models_of_a_run_have_one_plan() -> None:
-    mesh = Mesh(torch.device("cpu"))
-    mesh.arrange(plans.sizes({"data": 1}, 1))
+    mesh = ProcessMesh(torch.device("cpu"))
+    mesh.arrange(parallel_plans.resolve_sizes({"data": 1}, 1))
     with pytest.raises(Invalid, match="one plan for all models"):
         mesh.wrap(nn.Linear(2, 2), "none", Options(precision="fp32"))
 
@@ -164,7 +164,7 @@ def test_who_has_closed_has_no_thread_of_gloo_at_work(tmp_path: Path) -> None:
 
 def _closed() -> tuple[list[str], bool]:
     """Beside gloo's own threads one that is called so and takes the interpreter's lock many times before it rests."""
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     model = mesh.wrap(nn.Linear(4, 2), "ddp", Options(precision="fp32"))
     model(torch.ones(2, 4)).sum().backward()
     begun, ended, never = (threading.Event() for _ in range(3))
@@ -186,7 +186,7 @@ def _closed() -> tuple[list[str], bool]:
 
 def _linear(plan: str) -> dict[str, Any]:
     """Four micro-batches of two samples, shared; world 3 gives the first process two of them."""
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     torch.manual_seed(mesh.rank)
     model = mesh.wrap(nn.Linear(4, 2), plan, Options())
     inputs = torch.arange(32.0).reshape(4, 2, 4)

@@ -2,18 +2,18 @@
 
 import torch
 
-from falaj.train.optim import MasterAdamW, adamw
+from falaj.train.optim import MasterAdamW, build_adamw
 
 
 def test_parameters_in_32_bits_take_torchs_own() -> None:
-    made = adamw([torch.nn.Parameter(torch.ones(3))], lr=0.1, weight_decay=0.0)
+    made = build_adamw([torch.nn.Parameter(torch.ones(3))], lr=0.1, weight_decay=0.0)
     assert type(made) is torch.optim.AdamW
 
 
 def test_masters_walk_as_parameters_in_32_bits_would() -> None:
     low = torch.nn.Parameter(torch.randn(50, generator=torch.Generator().manual_seed(1)).bfloat16())
     wide = torch.nn.Parameter(low.detach().float())
-    ours, theirs = adamw([low], lr=1e-2), torch.optim.AdamW([wide], lr=1e-2)
+    ours, theirs = build_adamw([low], lr=1e-2), torch.optim.AdamW([wide], lr=1e-2)
     assert isinstance(ours, MasterAdamW)
     ours.grad_scale = torch.tensor(4.0)
     for seed in range(20):

@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 from falaj.train import blocks
-from falaj.train.mesh import Mesh
+from falaj.train.mesh import ProcessMesh
 from falaj.train.options import Options
-from falaj.train.pipeline import Pipeline
-from falaj.train.tensor import chosen
+from falaj.train.pipeline import PipelineModel
+from falaj.train.tensor_parallel import choose_plan
 from tests.train.models import LENGTH, VOCABULARY, Gpt, cnn
 from tests.train.ranks import together
 
@@ -120,7 +120,7 @@ def _alone(kind: str, heads: int = 4) -> Curve:
 
 def train(kind: str, plan: Any, more: dict[str, Any]) -> Curve:
     """Four steps on this process's share of each batch, as the loop would take them."""
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     torch.manual_seed(7 if mesh.rank == 0 else 8)
     module: nn.Module = Gpt(heads=more.get("heads", 4)) if kind == "gpt" else cnn()
     options = Options(**{"precision": "fp32"} | {key: one for key, one in more.items() if key in OPTIONS})
@@ -149,8 +149,8 @@ def data(kind: str) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
     return [list(zip(x.split(4), y.split(4), strict=True)) for x, y in zip(images, kinds, strict=True)]
 
 
-def _learn(mesh: Mesh, model: nn.Module, mine: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    if isinstance(model, Pipeline):
+def _learn(mesh: ProcessMesh, model: nn.Module, mine: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    if isinstance(model, PipelineModel):
         return torch.stack(model.learn(mine, lambda batch: batch[0], _losses, torch.ones(())))
     pair = torch.zeros(2, dtype=torch.float64)
     for number, batch in enumerate(mine):
@@ -165,7 +165,7 @@ def _losses(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten(), reduction="none")
 
 
-def _move(mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer, count: torch.Tensor) -> torch.Tensor:
+def _move(mesh: ProcessMesh, model: nn.Module, optimizer: torch.optim.Optimizer, count: torch.Tensor) -> torch.Tensor:
     factor = mesh.divisor / count.item()
     norm = mesh.norm(model.parameters()) * factor
     for param in model.parameters():
@@ -191,7 +191,7 @@ def test_wrappers_work_on_one_gpu(how: str, compiled: bool) -> None:
     """What one GPU can show: each wrapper over NCCL, eager and compiled, learns what the bare model learns."""
     curves = []
     for kind in ("bare", how):
-        mesh = Mesh.here()
+        mesh = ProcessMesh.here()
         torch.manual_seed(7)
         model: nn.Module = Gpt().to(mesh.device)
         if kind != "bare":
@@ -207,18 +207,18 @@ def test_wrappers_work_on_one_gpu(how: str, compiled: bool) -> None:
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
 
 
-def _alone_on_gpu(mesh: Mesh, model: nn.Module, how: str, compiled: bool) -> nn.Module:
+def _alone_on_gpu(mesh: ProcessMesh, model: nn.Module, how: str, compiled: bool) -> nn.Module:
     options = Options(precision="fp32", compile=compiled, activation="blocks")
     devices = init_device_mesh("cuda", (1,), mesh_dim_names=("tensor" if how == "tensor" else "shard",))
     if how == "tensor":
-        mesh._devices = devices
-        mesh._split(model, model, chosen(model, 1))
-    blocks.spare(model, options.activation, compiled=compiled)
-    done = blocks.compiled(model, options.compile, pieces=how != "ddp")
+        mesh._device_mesh = devices
+        mesh._split_layers(model, model, choose_plan(model, 1))
+    blocks.reduce_activations(model, options.activation, is_compiled=compiled)
+    done = blocks.compile_blocks(model, options.compile, by_blocks=how != "ddp")
     if how == "fsdp":
-        mesh._shard(model, devices, options)
+        mesh._shard_module(model, devices, options)
     elif how == "ddp":
-        model = mesh._copy(model)
+        model = mesh._replicate_module(model)
     if not done:
-        blocks.whole(model, options.compile)
+        blocks.compile_module(model, options.compile)
     return model

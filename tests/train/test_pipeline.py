@@ -13,9 +13,9 @@ from torch import nn
 
 from falaj.core.errors import Invalid
 from falaj.train import pipeline
-from falaj.train.mesh import Mesh
+from falaj.train.mesh import ProcessMesh
 from falaj.train.options import Options
-from falaj.train.plans import plain
+from falaj.train.parallel_plans import strip_wrapper_names
 from tests.train.models import Gpt
 from tests.train.ranks import together
 
@@ -23,7 +23,7 @@ from tests.train.ranks import together
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 4))
 def test_stages_are_as_even_as_can_be(weights: list[int], count: int) -> None:
     count = min(count, len(weights))
-    spans = pipeline.balance(weights, count)
+    spans = pipeline.balance_spans(weights, count)
     assert [place for span in spans for place in span] == list(range(len(weights)))
     assert len(spans) == count
     assert all(spans)
@@ -39,7 +39,7 @@ def _lightest(weights: Sequence[int], count: int) -> int:
 
 def test_a_sequence_is_cut_by_parameters() -> None:
     layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
-    assert [len(stage) for stage in pipeline.cut(layers, 2)] == [3, 2]
+    assert [len(stage) for stage in pipeline.cut_stages(layers, 2)] == [3, 2]
 
 
 class Unordered(nn.Module):
@@ -70,7 +70,7 @@ def _tied() -> nn.Module:
 )
 def test_what_cannot_be_cut_is_said(module: nn.Module, stages: int, said: str) -> None:
     with pytest.raises(Invalid, match=said):
-        pipeline.cut(module, stages)
+        pipeline.cut_stages(module, stages)
 
 
 def test_a_pipeline_is_not_called_and_keeps_names(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_pipeline_is_not_called_and_keeps_names(tmp_path: Path) -> None:
 
 
 def _calls() -> tuple[list[str], list[str]]:
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     model = mesh.wrap(Gpt(), {"pipeline": 2}, Options(precision="fp32"))
-    assert isinstance(model, pipeline.Pipeline)
+    assert isinstance(model, pipeline.PipelineModel)
     ids = torch.zeros(2, 8, dtype=torch.int64)
     said: list[str] = []
     for call in (lambda: model(ids), lambda: _learn(model, [ids])):
@@ -97,11 +97,11 @@ def _calls() -> tuple[list[str], list[str]]:
         said.append(str(caught.value))
     model._work = ([ids], lambda outputs, batch: torch.zeros(()), torch.ones(()))
     with pytest.raises(Invalid) as caught:
-        model._loss(ids, torch.zeros(1, dtype=torch.int64))
-    return [plain(name) for name, _ in model.named_parameters()], [*said, str(caught.value)]
+        model._compute_scaled_loss(ids, torch.zeros(1, dtype=torch.int64))
+    return [strip_wrapper_names(name) for name, _ in model.named_parameters()], [*said, str(caught.value)]
 
 
-def _learn(model: pipeline.Pipeline, batches: list[Any]) -> None:
+def _learn(model: pipeline.PipelineModel, batches: list[Any]) -> None:
     model.learn(batches, lambda batch: batch, lambda outputs, batch: outputs.sum(-1), torch.ones(()))
 
 
@@ -112,13 +112,13 @@ def test_a_pipeline_gives_the_weights_of_all_its_stages(tmp_path: Path) -> None:
 
 
 def _weights() -> list[str]:
-    mesh = Mesh.here(device="cpu")
+    mesh = ProcessMesh.here(device="cpu")
     torch.manual_seed(0)
     module = Gpt()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     dist.broadcast_object_list(said := [before if mesh.rank == 0 else None], 0)
     model = mesh.wrap(module, {"pipeline": 2, "shard": 2}, Options(precision="fp32"))
-    whole = {plain(name): tensor for name, tensor in model.state_dict().items()}
+    whole = {strip_wrapper_names(name): tensor for name, tensor in model.state_dict().items()}
     assert said[0] is not None
     assert all(torch.equal(whole[name], tensor) for name, tensor in said[0].items())
     assert len(model.state_dict(keep_vars=True)) < len(whole)
@@ -130,4 +130,4 @@ def test_other_models_do_not_learn_as_pipelines() -> None:
     with pytest.raises(Invalid, match="no pipeline"):
         pipeline.learn(step, nn.Linear(2, 2), list, lambda outputs, batch: outputs)
     with pytest.raises(Invalid, match="no schedule 'zigzag'"):
-        pipeline.stages_of(0, 2, "zigzag")
+        pipeline.list_own_stages(0, 2, "zigzag")

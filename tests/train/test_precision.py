@@ -6,7 +6,7 @@ from torch import nn
 
 from falaj.core.errors import Invalid
 from falaj.train import precision
-from falaj.train.fp8 import Fp8Linear, swap
+from falaj.train.fp8 import Fp8Linear, convert_linears
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
 
 
 def test_bf16_casts_all_but_batch_norms_and_takes_wide_inputs() -> None:
-    net = precision.prepare(Net(), "bf16", CPU)
+    net = precision.prepare_module(Net(), "bf16", CPU)
     kinds = {name: value.dtype for name, value in net.state_dict().items() if value.is_floating_point()}
     assert {name for name, kind in kinds.items() if kind == torch.float32} == {
         f"inner.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
@@ -31,25 +31,25 @@ def test_bf16_casts_all_but_batch_norms_and_takes_wide_inputs() -> None:
 
 
 def test_autocast_keeps_parameters_wide() -> None:
-    net = precision.prepare(nn.Linear(4, 2), "bf16-autocast", CPU)
+    net = precision.prepare_module(nn.Linear(4, 2), "bf16-autocast", CPU)
     assert net.weight.dtype == torch.float32
     assert net(torch.randn(3, 4)).dtype == torch.bfloat16
 
 
 def test_auto_is_fp32_on_cpus() -> None:
-    assert precision.chosen("auto", CPU) == "fp32"
-    assert precision.scaler("auto", CPU) is None
+    assert precision.resolve_precision("auto", CPU) == "fp32"
+    assert precision.build_scaler("auto", CPU) is None
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp16"])
 def test_what_the_chip_lacks_is_refused(name: str) -> None:
     with pytest.raises(Invalid, match=r"needs a GPU|no 8-bit"):
-        precision.prepare(nn.Linear(4, 2), name, CPU)
+        precision.prepare_module(nn.Linear(4, 2), name, CPU)
 
 
 def test_only_wide_layers_multiply_in_8_bits() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 24), nn.Linear(64, 32), nn.ReLU())
-    assert swap(net, narrowest=32) == 2
+    assert convert_linears(net, min_features=32) == 2
     assert [type(child) for child in net] == [Fp8Linear, nn.Linear, Fp8Linear, nn.ReLU]
     assert set(net.state_dict()) == {f"{n}.{name}" for n in range(3) for name in ("weight", "bias")}
 
@@ -62,7 +62,7 @@ def test_products_in_8_bits_are_near() -> None:
     plain.square().sum().backward()
     wanted = [one.grad.clone() for one in (given, layer.weight) if one.grad is not None]
     given.grad = layer.weight.grad = layer.bias.grad = None
-    swap(layer, narrowest=16)
+    convert_linears(layer, min_features=16)
     made = layer(given)
     made.square().sum().backward()
     for ours, theirs in zip((made, given.grad, layer.weight.grad), (plain, *wanted), strict=True):

@@ -8,14 +8,21 @@ import pytest
 import torch
 
 from falaj.train import probe as probes
-from falaj.train.probe import Measured, Order, Probe, Resident, asked, out_of_memory
+from falaj.train.probe import (
+    HostMemoryMeter,
+    ProbeRequest,
+    ScriptMeasurement,
+    ScriptProbe,
+    is_out_of_memory_error,
+    read_probe,
+)
 
 MIB = 1 << 20
 
 
 def test_somebody_asks() -> None:
-    found = asked({"FALAJ_PROBE": json.dumps({"steps": 7, "warm": 2, "out": "somewhere"})})
-    assert found.order == Order("somewhere", 7, 2)
+    found = read_probe({"FALAJ_PROBE": json.dumps({"steps": 7, "warm": 2, "out": "somewhere"})})
+    assert found.order == ProbeRequest("somewhere", 7, 2)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +40,11 @@ def test_somebody_asks() -> None:
     ],
 )
 def test_what_running_out_of_memory_looks_like(error: Exception, memory: bool) -> None:
-    assert out_of_memory(error) is memory
+    assert is_out_of_memory_error(error) is memory
 
 
 def test_peaks_are_of_the_time_since_they_were_forgotten() -> None:
-    memory = Resident()
+    memory = HostMemoryMeter()
     memory.forget()
     before = memory.peak()
     held = np.ones(64 * MIB, np.uint8)
@@ -50,7 +57,7 @@ def test_peaks_are_of_the_time_since_they_were_forgotten() -> None:
 def test_steps_before_it_is_warm_do_not_count(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.touch()
-    probe = Probe(Order(str(out), steps=2, warm=1))
+    probe = ScriptProbe(ProbeRequest(str(out), steps=2, warm=1))
     probe.facts = {"batch": 10}
     waits = iter([0.25, 1.0, 0.25, 0.25])
     for number in range(3):  # the first to warm up, two that count, and then the one that ends the second of them
@@ -60,7 +67,7 @@ def test_steps_before_it_is_warm_do_not_count(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         probe.stepped(3)
     assert ended.value.code == 0
-    measured = Measured(**json.loads(out.read_bytes()))
+    measured = ScriptMeasurement(**json.loads(out.read_bytes()))
     assert measured.phases["input"] == 0.25
     assert measured.units_s == pytest.approx(10 / measured.step_s)
     assert measured.good
@@ -69,25 +76,25 @@ def test_steps_before_it_is_warm_do_not_count(tmp_path: Path) -> None:
 def test_time_that_is_up_ends_it_after_a_few_steps(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.touch()
-    probe = Probe(Order(str(out), steps=1000, warm=0, seconds=0.0))
+    probe = ScriptProbe(ProbeRequest(str(out), steps=1000, warm=0, seconds=0.0))
     probe.facts = {"batch": 10}
     for number in range(3):
         probe.stepped(number)
     with pytest.raises(SystemExit):
         probe.stepped(3)
-    assert Measured(**json.loads(out.read_bytes())).good
+    assert ScriptMeasurement(**json.loads(out.read_bytes())).good
 
 
 def test_a_second_run_in_a_process_is_what_follows_a_lack_of_memory(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.touch()
-    probe = Probe(Order(str(out)))
+    probe = ScriptProbe(ProbeRequest(str(out)))
     probe.facts = {"batch": 10, "micro": 5}
     from falaj.train.options import Options
 
     with pytest.raises(SystemExit):
         probe.began(Options(), torch.device("cpu"))
-    assert Measured(**json.loads(out.read_bytes())).oom
+    assert ScriptMeasurement(**json.loads(out.read_bytes())).oom
 
 
 @pytest.mark.parametrize(
@@ -98,9 +105,9 @@ def test_a_second_run_in_a_process_is_what_follows_a_lack_of_memory(tmp_path: Pa
     ],
 )
 def test_files_in_memory_give_way(tmp_path: Path, most: str, used: str, files: str) -> None:
-    assert probes._left(tmp_path) is None
+    assert probes._read_cgroup_remaining(tmp_path) is None
     (tmp_path / used).write_text("900\n")
     (tmp_path / "memory.stat").write_text(files)
     for limit, left in (("max", None), (str((1 << 63) - 4096), None), ("1000", 140)):
         (tmp_path / most).write_text(limit + "\n")
-        assert probes._left(tmp_path) == left
+        assert probes._read_cgroup_remaining(tmp_path) == left

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from falaj.train.quick import QuickAdamW
+from falaj.train.cached_adamw import CachedAdamW
 from tests.train import toys
 
 
@@ -33,13 +33,13 @@ def _moved(kind: Any, change: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("change", ["", "missing", "scale", "lr", "loaded"])
 def test_the_bits_are_torchs(change: str) -> None:
-    for one, other in zip(_moved(torch.optim.AdamW, change), _moved(QuickAdamW, change), strict=True):
+    for one, other in zip(_moved(torch.optim.AdamW, change), _moved(CachedAdamW, change), strict=True):
         assert torch.equal(one, other)
 
 
 def test_hooks_are_called_once() -> None:
     model, seen = toys.net(), []
-    optimizer = QuickAdamW(model.parameters())
+    optimizer = CachedAdamW(model.parameters())
     torch.optim.AdamW(model.parameters())
     optimizer.register_step_post_hook(lambda *_: seen.append(1))
     for _ in range(3):

@@ -12,8 +12,8 @@ from torch import nn
 
 from falaj import worker
 from falaj.core.errors import FalajError, Invalid
-from falaj.train.run import Run, divisor
-from falaj.train.scaler import Scaler
+from falaj.train.run import Run, find_largest_divisor
+from falaj.train.scaler import GradientScaler
 from tests.train import fork, toys
 
 
@@ -103,7 +103,7 @@ def test_inputs_and_outputs_go_by_their_names(tmp_path: Path, monkeypatch: pytes
 
 
 def test_micro_batches_are_divisors() -> None:
-    assert [divisor(24, most) for most in (0, 1, 5, 12, 23, 99)] == [1, 1, 4, 12, 12, 24]
+    assert [find_largest_divisor(24, most) for most in (0, 1, 5, 12, 23, 99)] == [1, 1, 4, 12, 12, 24]
     run = toys.begin(micro=6)
     assert run.data(toys.samples(), 24).plan.micro == 6
     assert run.data(toys.samples(), 24, micro=3).plan.micro == 3
@@ -176,13 +176,13 @@ def test_a_broken_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 def test_the_scale_of_16_bits_grows_and_shrinks_and_comes_back() -> None:
     like = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    scaler = Scaler(like, torch.device("cpu"))
+    scaler = GradientScaler(like, torch.device("cpu"))
     told = []
     for norm in (1.0, 1.0, float("inf"), 1.0, float("nan"), 1.0, 1.0):
         bad = bool(scaler.judge(torch.tensor(norm)))
         told.append((bad, float(scaler.scale)))
     assert told == [(False, 8), (False, 16), (True, 8), (False, 8), (True, 4), (False, 4), (False, 8)]
-    other = Scaler(like, torch.device("cpu"))
+    other = GradientScaler(like, torch.device("cpu"))
     other.load_state_dict(scaler.state_dict())
     assert float(other.scale) == 8.0
 
@@ -193,7 +193,7 @@ def test_a_step_that_overflows_moves_nothing(fused: bool) -> None:
         torch.manual_seed(0)
         run = toys.begin()
         if scaled:
-            run.scaler = Scaler(torch.amp.GradScaler("cpu", init_scale=1024.0), torch.device("cpu"))
+            run.scaler = GradientScaler(torch.amp.GradScaler("cpu", init_scale=1024.0), torch.device("cpu"))
         model = run.parallel(toys.net())
         optimizer = run.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused))
         for step in run.steps(5, run.data(toys.samples(), 24, micro=8)):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from falaj.core.errors import Invalid
-from falaj.train.schedule import Plateau, Schedule, factor
+from falaj.train.schedule import Plateau, RateSchedule, build_factor
 from tests.train import toys
 
 
@@ -18,13 +18,13 @@ from tests.train import toys
     ],
 )
 def test_rise_and_fall(kind: str, expected: list[float]) -> None:
-    rate = factor(kind, 8, warmup=4, floor=0.1)
+    rate = build_factor(kind, 8, warmup=4, floor=0.1)
     assert [rate(step) for step in range(9)] == pytest.approx(expected, abs=1e-6)
     assert rate(1000) == pytest.approx(expected[-1])
 
 
 def test_one_cycle_has_one_top() -> None:
-    rate = factor("one-cycle", 100)
+    rate = build_factor("one-cycle", 100)
     rates = [rate(step) for step in range(100)]
     assert rates[0] == pytest.approx(1 / 25)
     assert max(rates) == rates[30] == 1.0
@@ -35,13 +35,13 @@ def test_one_cycle_has_one_top() -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(Invalid, match="no schedule 'sine'"):
-        factor("sine", 10)
+        build_factor("sine", 10)
 
 
 def test_every_group_keeps_its_own_full_rate() -> None:
     params = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": params[:1], "lr": 1.0}, {"params": params[1:], "lr": 0.1}])
-    schedule = Schedule(optimizer, factor("linear", 10))
+    schedule = RateSchedule(optimizer, build_factor("linear", 10))
     schedule.set(5)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.05])
     schedule.set(0)

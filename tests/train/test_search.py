@@ -8,8 +8,8 @@ import pytest
 
 from falaj.core.errors import UserCodeFailed
 from falaj.train.options import Options
-from falaj.train.probe import Measured
-from falaj.train.search import Changes, Search, Tried, Tuned
+from falaj.train.probe import ScriptMeasurement
+from falaj.train.search import OptionChanges, TuningResult, TuningSearch, TuningTrial
 
 GIB = 1 << 30
 
@@ -24,9 +24,9 @@ class Imagined:
         self.memory: Callable[[Options, int], float] = lambda options, micro: micro * GIB / 4
         self.broken: Callable[[Options], str] = lambda options: ""
         self.input = 0.0
-        self.ran: list[Changes] = []
+        self.ran: list[OptionChanges] = []
 
-    def __call__(self, changes: Changes) -> Measured:
+    def __call__(self, changes: OptionChanges) -> ScriptMeasurement:
         self.ran.append(changes)
         options = replace(self.said, **changes)
         micro = options.micro or self.batch
@@ -35,20 +35,22 @@ class Imagined:
             "free_bytes": self.free,
         }  # fmt: skip
         if text := self.broken(options):
-            return Measured(**facts, failed=text)
+            return ScriptMeasurement(**facts, failed=text)
         work, units = int(self.memory(options, micro)), self.speed(options, micro)
         if work > self.free:
-            return Measured(**facts, oom=True)
+            return ScriptMeasurement(**facts, oom=True)
         step_s = self.batch / units
         phases = {"input": self.input * step_s, "work": step_s, "apply": 0.0}
-        return Measured(**facts, units_s=units, step_s=step_s, phases=phases, work_bytes=work, apply_bytes=5 * GIB)
+        return ScriptMeasurement(
+            **facts, units_s=units, step_s=step_s, phases=phases, work_bytes=work, apply_bytes=5 * GIB
+        )
 
 
-def tuned(machine: Imagined, **more: Any) -> Tuned:
-    return Search(machine, **more).found()
+def tuned(machine: Imagined, **more: Any) -> TuningResult:
+    return TuningSearch(machine, **more).found()
 
 
-def names(found: Tuned) -> list[str]:
+def names(found: TuningResult) -> list[str]:
     return [one.name for one in found.tried]
 
 
@@ -62,8 +64,8 @@ def test_nothing_helps_so_nothing_changes() -> None:
 def test_what_is_faster_is_kept_and_what_is_kept_was_measured() -> None:
     machine = Imagined()
     machine.speed = lambda options, micro: (200 if options.compile is True else 100) * (1.5 if micro == 24 else 1)
-    heard: list[Tried] = []
-    found = tuned(machine, tell=heard.append)
+    heard: list[TuningTrial] = []
+    found = tuned(machine, report_trial=heard.append)
     assert found.changes == {"compile": True, "micro": 24}
     assert found.units_s == 300
     assert tuple(heard) == found.tried
@@ -173,7 +175,7 @@ def test_a_model_that_fits_nowhere_is_one_clear_error() -> None:
 
 def test_a_script_that_is_killed_at_once_is_one_clear_error() -> None:
     with pytest.raises(UserCodeFailed, match="before its first step"):
-        Search(lambda changes: Measured(oom=True)).found()
+        TuningSearch(lambda changes: ScriptMeasurement(oom=True)).found()
 
 
 def test_what_won_by_chance_loses_the_duel() -> None:
@@ -195,7 +197,7 @@ def test_doubt_keeps_what_is_there() -> None:
     machine = Imagined()
     machine.speed = lambda options, micro: 110.0 if options.compile else 100.0
     assert tuned(machine).changes == {"compile": True}
-    unsure = Search(lambda changes: replace(machine(changes), doubt=0.05))
+    unsure = TuningSearch(lambda changes: replace(machine(changes), doubt=0.05))
     assert unsure.found().changes == {}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from falaj.core.errors import Invalid, UserCodeFailed
-from falaj.train import moving, tally
+from falaj.train import gradient_step, loss_tally
 from falaj.train.run import Run
 from tests.train import fork, toys
 
@@ -173,8 +173,10 @@ def test_every_process_ends_when_one_has_no_number(tmp_path: Path) -> None:
 
 def test_a_late_answer_is_found_a_step_later_and_never_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a GPU: the loss of a step is read when the next one is queued, or before anything is saved."""
-    init = tally.Tally.__init__
-    monkeypatch.setattr(tally.Tally, "__init__", lambda self, mesh, **how: init(self, mesh, **{**how, "late": True}))
+    init = loss_tally.LossTally.__init__
+    monkeypatch.setattr(
+        loss_tally.LossTally, "__init__", lambda self, mesh, **how: init(self, mesh, **{**how, "reads_late": True})
+    )
     seen: list[int] = []
 
     def main(run: Run) -> None:
@@ -272,8 +274,10 @@ def test_who_is_asked_to_stop_saves_and_gives_up_its_place(
 def test_a_wish_that_is_read_late_is_read_by_all_after_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init = tally.Tally.__init__
-    monkeypatch.setattr(tally.Tally, "__init__", lambda self, mesh, **how: init(self, mesh, **{**how, "late": True}))
+    init = loss_tally.LossTally.__init__
+    monkeypatch.setattr(
+        loss_tally.LossTally, "__init__", lambda self, mesh, **how: init(self, mesh, **{**how, "reads_late": True})
+    )
     monkeypatch.setenv("FALAJ_ATTEMPT", "attempt:x/y")
     folder = tmp_path / "saves"
     go = lambda: toys.start(_asked(signal.SIGTERM, 7), checkpoints=str(folder), save_s=0)  # noqa: E731
@@ -293,8 +297,8 @@ def test_who_is_asked_to_save_saves_and_goes_on(size: int, tmp_path: Path, monke
 
 def test_a_factor_is_folded_into_the_optimizer_that_takes_it() -> None:
     params = [nn.Parameter(torch.ones(3))]
-    assert moving.takes_scale(torch.optim.AdamW(params, fused=True))
-    assert not moving.takes_scale(torch.optim.AdamW(params))
+    assert gradient_step.takes_scale(torch.optim.AdamW(params, fused=True))
+    assert not gradient_step.takes_scale(torch.optim.AdamW(params))
 
 
 def test_empty_data_and_wrong_shapes_are_errors_of_the_user() -> None:

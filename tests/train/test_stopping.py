@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from falaj.core.errors import Invalid
+from falaj.train.early_stopping import EarlyStopping
 from falaj.train.run import Run
-from falaj.train.stopping import Stopping
 from tests.train import fork, toys
 
 
@@ -20,7 +20,7 @@ def _set(model: torch.nn.Module, value: float) -> None:
 
 def test_patience_ends_and_the_best_come_back() -> None:
     model = toys.net()
-    stopping = Stopping(model, patience=1, min_delta=0.1)
+    stopping = EarlyStopping(model, patience=1, min_delta=0.1)
     told = []
     for step, value in enumerate((3.0, 2.0, 1.95, math.nan, 1.0)):
         _set(model, value)
@@ -33,10 +33,10 @@ def test_patience_ends_and_the_best_come_back() -> None:
 
 
 def test_higher_may_be_better() -> None:
-    stopping = Stopping(toys.net(), patience=0, higher=True)
+    stopping = EarlyStopping(toys.net(), patience=0, higher=True)
     assert [stopping.tell(value, 0) for value in (0.5, 0.7, 0.7)] == [False, False, True]
     with pytest.raises(Invalid):
-        Stopping(toys.net(), patience=-1)
+        EarlyStopping(toys.net(), patience=-1)
 
 
 def _run(folder: Path, steps: int) -> tuple[float | None, int, float]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
-from falaj.train import strict
+from falaj.train import strict_gradients
 from falaj.train.options import Options
 from falaj.train.run import Run
 from tests.train import fork, toys
@@ -55,19 +55,19 @@ def test_sums_of_integers_are_close_to_those_of_floats(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e4, -3e4])
 def test_a_gradient_beyond_the_range_is_loud(value: float) -> None:
     param = nn.Parameter(torch.zeros(3))
-    flat = strict._Flat([param], torch.zeros(1, dtype=torch.int32))
+    flat = strict_gradients._FlatGradients([param], torch.zeros(1, dtype=torch.int32))
     flat.limit = 2.0**62 / 4
     for good in (1.0, -5.0, 1e-7):
         param.grad = torch.tensor([good, 0.0, 0.0])
         flat.fold(param)
-    assert not flat._bad
+    assert not flat._bad_flag
     assert param.grad is None
     flat.spread()
     assert param.grad is not None
-    assert float(param.grad[0]) / strict.UNIT == pytest.approx(-4 + 1e-7, abs=1e-6)
+    assert float(param.grad[0]) / strict_gradients.FIXED_POINT_UNIT == pytest.approx(-4 + 1e-7, abs=1e-6)
     param.grad = torch.tensor([0.0, value, 0.0])
     flat.fold(param)
-    assert flat._bad
+    assert flat._bad_flag
 
 
 def _with(model: nn.Module, factor: float = 1.0) -> Any:
@@ -103,7 +103,7 @@ def test_gradients_that_overflow_end_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"parallel": "fsdp"}, {"parallel": {"tensor": 2}}, {"precision": "fp16"}])
 def test_what_cannot_be_exact_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="strict does not go with"):
-        strict.prepare(Options(reproducible="strict", **wrong))
+        strict_gradients.prepare_strict(Options(reproducible="strict", **wrong))
 
 
 def test_a_count_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from falaj import worker
-from falaj.train.watch import Watch, newest
+from falaj.train.loop_watch import LoopWatch, find_newest_checkpoint
 
 
 @pytest.fixture
@@ -29,50 +29,50 @@ def save(to: Path) -> None:
 
 
 def test_the_newest_whole_one_is_found_and_two_are_kept(place: Path) -> None:
-    assert newest() is None
-    watch = Watch(save, save_s=0)
+    assert find_newest_checkpoint() is None
+    watch = LoopWatch(save, save_s=0)
     for step in range(1, 5):
         watch.step(step)
     assert sorted(path.name for path in place.iterdir()) == ["step-000000003", "step-000000004"]
-    assert newest() == (4, place / "step-000000004")
+    assert find_newest_checkpoint() == (4, place / "step-000000004")
     (place / ".draft-5").mkdir()
     state = place / "step-000000004/inner/state"
     content = bytearray(state.read_bytes())
     content[500] ^= 1
     state.write_bytes(content)
-    assert newest() == (3, place / "step-000000003")
+    assert find_newest_checkpoint() == (3, place / "step-000000003")
     (place / "step-000000003/falaj.json").write_text("[")
-    assert newest() is None
+    assert find_newest_checkpoint() is None
 
 
 def test_asked_it_saves_and_asked_for_its_place_it_ends(place: Path) -> None:
-    watch = Watch(save, save_s=1000)
+    watch = LoopWatch(save, save_s=1000)
     watch.step(1)
-    assert newest() is None
+    assert find_newest_checkpoint() is None
     os.kill(os.getpid(), signal.SIGUSR1)
     watch.step(2)
-    assert newest() == (2, place / "step-000000002")
+    assert find_newest_checkpoint() == (2, place / "step-000000002")
     watch.step(3)
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         watch.step(4)
     assert ended.value.code == 85
-    assert newest() == (4, place / "step-000000004")
+    assert find_newest_checkpoint() == (4, place / "step-000000004")
 
 
 def test_several_processes_do_what_one_was_asked(place: Path) -> None:
     said: list[bool] = []
-    watch = Watch(save, agree=lambda mine: said.append(mine) or len(said) == 1, save_s=1000, every=3)
+    watch = LoopWatch(save, agree=lambda mine: said.append(mine) or len(said) == 1, save_s=1000, every=3)
     watch.step(1)
     watch.step(2)
     assert said == []
     watch.step(3)
     assert said[0] is False
-    assert newest() == (3, place / "step-000000003")
+    assert find_newest_checkpoint() == (3, place / "step-000000003")
 
 
 def test_outside_a_job_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     worker.attempt.cache_clear()
-    Watch(save, save_s=0).step(1)
+    LoopWatch(save, save_s=0).step(1)
     assert list(tmp_path.iterdir()) == []

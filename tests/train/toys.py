@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from falaj.train.begin import start
-from falaj.train.mesh import Mesh
+from falaj.train.entry_point import start
+from falaj.train.mesh import ProcessMesh
 from falaj.train.options import Options
 from falaj.train.run import Run
 
@@ -60,7 +60,7 @@ def train(run: Run, steps: int = 12, *, batch: int = 24, micro: int = 4, dropout
 
 def begin(**options: Any) -> Run:
     """A run in this process."""
-    return Run(Options(**options), Mesh.here())
+    return Run(Options(**options), ProcessMesh.here())
 
 
 __all__ = ["begin", "digest", "losses", "net", "samples", "start", "train"]

@@ -13,7 +13,7 @@ from typing import Any
 from falaj.core.outbox import read_outbox
 from tests.servers.process import wait_until
 
-NURSERY = [sys.executable, "-c", "from falaj.worker.nursery import main; raise SystemExit(main())"]
+NURSERY = [sys.executable, "-c", "from falaj.worker.fork_server import main; raise SystemExit(main())"]
 
 
 def framed(request: Mapping[str, object]) -> bytes:

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.core.execute import TRY_AGAIN, YIELDED, Attempt, Slot
-from falaj.worker import carry, launch, rendezvous
-from falaj.worker.carry import Carrier
-from falaj.worker.context import Context, document, understand
+from falaj.core.executor import EXIT_TRY_AGAIN, EXIT_YIELDED, Attempt, Slot
+from falaj.worker import launcher, outbox_carrier, rendezvous
+from falaj.worker.attempt_context import AttemptContext, build_document, parse_context
 from falaj.worker.outbox import Outbox
+from falaj.worker.outbox_carrier import OutboxCarrier
 from tests.servers.process import wait_until
 
 
-def context(framework: str, *processes: int, **more: Any) -> Context:
+def context(framework: str, *processes: int, **more: Any) -> AttemptContext:
     slots = tuple(Slot(at, f"n{at}", processes=num, amounts={"cpu": 4000}) for at, num in enumerate(processes))
     attempt = Attempt("a-1", "job:p/n", "t", "p", slots, ("python", "train.py"), framework, folder="/f")
-    return understand(
-        json.loads(json.dumps(document(attempt, **({"rendezvous": {"host": "n0", "port": 29500}} | more))))
+    return parse_context(
+        json.loads(json.dumps(build_document(attempt, **({"rendezvous": {"host": "n0", "port": 29500}} | more))))
     )
 
 
@@ -38,17 +38,17 @@ def test_a_document_is_understood_and_strangers_in_it_left_alone() -> None:
 
 
 def test_the_launcher_speaks_the_codes_of_the_port() -> None:
-    assert (launch.TRY_AGAIN, launch._YIELDED) == (TRY_AGAIN, YIELDED)
+    assert (launcher.EXIT_TRY_AGAIN, launcher._EXIT_YIELDED) == (EXIT_TRY_AGAIN, EXIT_YIELDED)
 
 
 def test_torch_finds_what_its_own_launcher_would_have_set() -> None:
-    env = rendezvous.environment(context("torch", 2, 2), 1, 1, {})
+    env = rendezvous.make_rank_environment(context("torch", 2, 2), 1, 1, {})
     names = "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK OMP_NUM_THREADS"
     assert [env[name] for name in names.split()] == ["n0", "29500", "3", "4", "1", "2", "1", "2"]
 
 
 def test_tensorflow_finds_its_cluster() -> None:
-    found = json.loads(rendezvous.environment(context("tensorflow", 1, 2), 1, 1, {})["TF_CONFIG"])
+    found = json.loads(rendezvous.make_rank_environment(context("tensorflow", 1, 2), 1, 1, {})["TF_CONFIG"])
     assert found == {
         "cluster": {"worker": ["n0:29500", "n1:29501", "n1:29502"]},
         "task": {"type": "worker", "index": 2},
@@ -56,7 +56,7 @@ def test_tensorflow_finds_its_cluster() -> None:
 
 
 def test_jax_finds_its_coordinator_where_the_executor_says() -> None:
-    env = rendezvous.environment(context("jax", 1, 1, rendezvous={"port": 7}), 1, 0, {"FALAJ_HOST": "head"})
+    env = rendezvous.make_rank_environment(context("jax", 1, 1, rendezvous={"port": 7}), 1, 0, {"FALAJ_HOST": "head"})
     assert [env[f"JAX_{name}"] for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")] == [
         "head:7",
         "2",
@@ -67,12 +67,12 @@ def test_jax_finds_its_coordinator_where_the_executor_says() -> None:
 def test_mpi_is_started_once_for_all_or_by_the_cluster() -> None:
     here = {"rendezvous": {"host": "127.0.0.1", "port": 1}}
     made = context("mpi", 2, 2, **here)
-    assert rendezvous.command(made, 0, {}) == ("mpirun", "-n", "4", "python", "train.py")
-    assert rendezvous.command(made, 1, {}) == ()
-    assert [rendezvous.processes(made, slot, {}) for slot in (0, 1)] == [1, 0]
-    assert rendezvous.command(context("mpi", 1, 1), 1, {"PMIX_RANK": "1"}) == ("python", "train.py")
+    assert rendezvous.get_slot_command(made, 0, {}) == ("mpirun", "-n", "4", "python", "train.py")
+    assert rendezvous.get_slot_command(made, 1, {}) == ()
+    assert [rendezvous.count_slot_processes(made, slot, {}) for slot in (0, 1)] == [1, 0]
+    assert rendezvous.get_slot_command(context("mpi", 1, 1), 1, {"PMIX_RANK": "1"}) == ("python", "train.py")
     with pytest.raises(Invalid, match="several nodes"):
-        rendezvous.command(context("mpi", 1, 1), 0, {})
+        rendezvous.get_slot_command(context("mpi", 1, 1), 0, {})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_devices_are_shared_as_the_framework_expects(framework: str, given: str 
     made = context(framework, 2)
     made = made._replace(slots=(made.slots[0]._replace(devices=(4, 5)),))
     env = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
-    assert [rendezvous.environment(made, 0, local, env)["CUDA_VISIBLE_DEVICES"] for local in (0, 1)] == seen
+    assert [rendezvous.make_rank_environment(made, 0, local, env)["CUDA_VISIBLE_DEVICES"] for local in (0, 1)] == seen
 
 
 def test_outside_any_attempt_nobody_is_told(tmp_path: Path) -> None:
@@ -121,14 +121,15 @@ def test_inside_one_it_is_told_and_asked(tmp_path: Path) -> None:
         assert process.stdout.readline() == "save\n"
         wait_until((tmp_path / "rank-3.jsonl").exists, 20)
         process.send_signal(signal.SIGTERM)
-    assert process.returncode == YIELDED
+    assert process.returncode == EXIT_YIELDED
     (fact,) = [json.loads(line) for line in (tmp_path / "rank-3.jsonl").read_text().splitlines()]
     assert fact | {"at": 0} == {"kind": "checkpoint", "at": 0, "rank": 3, "step": 5, "path": "/c/5", "save_s": 0.5}
 
 
 def test_the_data_plane_loads_the_standard_library_and_core_only() -> None:
     code = (
-        "import sys; import falaj.worker, falaj.worker.nursery, falaj.worker.carry, falaj.worker.bundle\n"
+        "import sys; import falaj.worker, falaj.worker.fork_server, "
+        "falaj.worker.outbox_carrier, falaj.worker.launcher_archive\n"
         "print(*sorted(n for n in sys.modules if n.partition('.')[0] not in sys.stdlib_module_names))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -166,13 +167,13 @@ def platform() -> Iterator[HTTPServer]:
 def test_facts_are_carried_to_the_platform_until_it_takes_them(
     tmp_path: Path, platform: HTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carry, "_EVERY_S", 0.1)
+    monkeypatch.setattr(outbox_carrier, "_SEND_INTERVAL_S", 0.1)
     (tmp_path / "token").write_text("t0ken\n")
     where = {"address": f"http://127.0.0.1:{platform.server_port}/", "token_file": str(tmp_path / "token")}
     box, foreign = Outbox(str(tmp_path), "rank-1"), Outbox(str(tmp_path), "rank-0")
     foreign.tell("progress", step=99)
     box.tell("progress", step=1)
-    carrier = Carrier(context("plain", 1, 1, **where), 1, tmp_path)
+    carrier = OutboxCarrier(context("plain", 1, 1, **where), 1, tmp_path)
     wait_until(lambda: len(Platform.heard) >= 2, 30)
     box.tell("progress", step=2)
     carrier.finish()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from falaj.backends.process import ProcessExecutor
-from falaj.core.execute import FAILED, SUCCEEDED, Status
+from falaj.core.executor import FAILED, SUCCEEDED, AttemptStatus
 from tests.conformance.executors import Lab
 from tests.servers.peers import peer
 from tests.servers.process import Missing
@@ -83,7 +83,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     executor.close()
 
 
-def run(lab: Lab, tmp_path: Path, name: str, programs: Path, **more: Any) -> tuple[Status, str, list[int]]:
+def run(lab: Lab, tmp_path: Path, name: str, programs: Path, **more: Any) -> tuple[AttemptStatus, str, list[int]]:
     env = {"PATH": f"{programs}:{os.environ['PATH']}"} | more.pop("env", {})
     (tmp_path / "train.py").write_text(
         TRAIN.replace("JOIN", FRAMEWORKS[name].join).replace("TOTAL", FRAMEWORKS[name].total)

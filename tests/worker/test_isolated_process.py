@@ -168,9 +168,9 @@ def test_a_refused_step_ends_the_helper_before_its_module_is_imported() -> None:
     """Landlock rules stack sixteen deep: a seventeenth is refused, and must not be passed over."""
     program = """
 import os, subprocess, sys
-from falaj.worker import cage_kernel
+from falaj.worker import sandbox_kernel
 for _ in range(16):
-    cage_kernel.landlock(reads=["/"], writes=["/"])
+    sandbox_kernel.restrict_with_landlock(readable_paths=["/"], writable_paths=["/"])
 from falaj.worker.isolated_process import start_isolated
 sys.exit(start_isolated("timeit", ["-n1", "print(1)"], stdout=sys.stdout).wait())
 """

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from falaj.worker import bundle, launch, nursery
-from falaj.worker.bundle import launcher
+from falaj.worker import fork_server, launcher, launcher_archive
+from falaj.worker.launcher_archive import get_launcher_archive
 from tests.servers.process import wait_until
 from tests.worker.slot import NURSERY, SlotUnderTest, framed, gone
 
@@ -244,7 +244,7 @@ def test_without_a_folder_the_document_comes_by_environment_and_output_goes_to_o
 
 
 def test_the_bundle_needs_python_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "falaj-worker.pyz").write_bytes(launcher())
+    (tmp_path / "falaj-worker.pyz").write_bytes(get_launcher_archive())
     code = "from falaj import worker; worker.attempt().metric('loss', float('nan'), 7); print(worker.__file__)"
     document = f'{{"attempt": "a-3", "command": ["{sys.executable}", "-S", "-c", "{code}"], "slots": [{{"index": 0}}]}}'
     env = {"FALAJ_CONTEXT": document, "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
@@ -257,7 +257,7 @@ def test_the_bundle_needs_python_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_staging_on_a_node_without_falaj_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "falaj-worker.pyz").write_bytes(launcher())
+    (tmp_path / "falaj-worker.pyz").write_bytes(get_launcher_archive())
     env = {"PYTHONPATH": str(tmp_path / "falaj-worker.pyz")}
     words = [sys.executable, "-S", "-m", "falaj", "catalog", "fetch"]
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -343,25 +343,25 @@ def _begin(folder: Path, document: Mapping[str, object]) -> str:
 
 
 def test_the_bundle_is_made_once_for_all_who_ask_together() -> None:
-    bundle._made.cache_clear()
+    launcher_archive._build_archive.cache_clear()
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: launcher(), range(4)))
+        made = list(pool.map(lambda _: get_launcher_archive(), range(4)))
     assert len(set(made)) == 1
-    assert bundle._made.cache_info().misses == 1
+    assert launcher_archive._build_archive.cache_info().misses == 1
 
 
 def test_the_bundle_has_every_room_that_its_rooms_need() -> None:
-    with zipfile.ZipFile(io.BytesIO(launcher())) as archive:
+    with zipfile.ZipFile(io.BytesIO(get_launcher_archive())) as archive:
         sources = {name: archive.read(name).decode() for name in archive.namelist() if name.startswith("falaj/")}
     rooms = {name.split("/")[1] for name in sources}
     needed = {room for text in sources.values() for room in re.findall(r"^\s*from falaj\.([a-z]+)", text, re.MULTILINE)}
-    assert needed - {"platform"} <= rooms, "falaj/__init__.py names the platform, and loads it when asked"
+    assert needed - {"server"} <= rooms, "falaj/__init__.py names the platform, and loads it when asked"
 
 
 def test_a_rehearsal_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = nursery._SAMPLE.replace('"/', f'"{tmp_path}/')
+    sample = fork_server._SAMPLE_DOCUMENT.replace('"/', f'"{tmp_path}/')
     before = dict(os.environ)
     for name in ("mkdir", "fork", "write", "rename", "replace"):
         monkeypatch.setattr(os, name, lambda *_, name=name: pytest.fail(f"it would {name}"))
-    launch.rehearse(sample)
+    launcher.warm_up_launcher(sample)
     assert (dict(os.environ), list(tmp_path.iterdir())) == (before, [])

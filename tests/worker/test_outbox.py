@@ -64,8 +64,8 @@ def test_a_killed_writer_loses_nothing_it_said(tmp_path: Path) -> None:
 
 
 def test_it_is_bounded_and_readers_follow_into_the_next_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_BYTES", 200)
-    monkeypatch.setattr(module, "PARTS", 3)
+    monkeypatch.setattr(module, "MAX_PART_BYTES", 200)
+    monkeypatch.setattr(module, "MAX_PARTS", 3)
     box = Outbox(str(tmp_path), "rank-0")
     box.tell("progress", step=0)
     facts, cursor = read_outbox(tmp_path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from falaj.core.errors import Invalid
-from falaj.worker.steps import MOST_BYTES, as_json
+from falaj.worker.step_runner import MAX_RESULT_BYTES, to_plain_json
 
 FILE = """
 import helper
@@ -47,7 +47,7 @@ def ran(folder: Path, told: dict[str, Any], **env: str) -> tuple[int, list[dict[
         "FALAJ_ATTEMPT": "a",
         **env,
     }
-    command = [sys.executable, "-m", "falaj.worker.steps"]
+    command = [sys.executable, "-m", "falaj.worker.step_runner"]
     done = subprocess.run(command, check=False, cwd=folder / "code", env=known, capture_output=True, text=True)
     lines = (outbox / "rank-0.jsonl").read_text().splitlines() if outbox.exists() else []
     return done.returncode, [json.loads(line) for line in lines], done.stderr
@@ -82,9 +82,9 @@ def test_what_went_wrong_is_told(tmp_path: Path, entry: str, said: str) -> None:
 
 def test_values() -> None:
     given = {"a": np.float32(0.5), "b": [np.int64(3), True, None], "c": "نص"}
-    assert as_json(given, "f.py:f") == {"a": 0.5, "b": [3, True, None], "c": "نص"}
+    assert to_plain_json(given, "f.py:f") == {"a": 0.5, "b": [3, True, None], "c": "نص"}
     for bad in (float("nan"), {"x": {1}}, np.zeros(3), Path(), b"x"):
         with pytest.raises(Invalid, match="is no JSON"):
-            as_json(bad, "f.py:f")
+            to_plain_json(bad, "f.py:f")
     with pytest.raises(Invalid, match="are kept"):
-        as_json("x" * MOST_BYTES, "f.py:f")
+        to_plain_json("x" * MAX_RESULT_BYTES, "f.py:f")

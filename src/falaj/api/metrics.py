@@ -11,109 +11,125 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 Labels = Mapping[str, str]
-Row = tuple[str, Labels, float]
+MetricRow = tuple[str, Labels, float]
 """What follows the name (of a histogram: _bucket, _sum, _count), labels, value."""
-NONE: Labels = {}
+NO_LABELS: Labels = {}
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One metric with all its series."""
 
     name: str
     help: str
     kind: str
-    rows: Sequence[Row]
+    rows: Sequence[MetricRow]
 
 
-def gauge(name: str, help_text: str, value: float) -> Family:
+def make_gauge(name: str, help_text: str, value: float) -> MetricFamily:
     """One number that goes up and down."""
-    return Family(name, help_text, GAUGE, (("", NONE, value),))
+    return MetricFamily(name, help_text, GAUGE, (("", NO_LABELS, value),))
 
 
-def counter(name: str, help_text: str, value: float) -> Family:
+def make_counter(name: str, help_text: str, value: float) -> MetricFamily:
     """One number that only grows."""
-    return Family(name, help_text, COUNTER, (("", NONE, value),))
+    return MetricFamily(name, help_text, COUNTER, (("", NO_LABELS, value),))
 
 
-def by(label: str, name: str, help_text: str, values: Mapping[str, float], kind: str = GAUGE) -> Family:
+def make_labelled_family(
+    label: str, name: str, help_text: str, values: Mapping[str, float], metric_type: str = GAUGE
+) -> MetricFamily:
     """A number for each value of one label."""
-    return Family(name, help_text, kind, [("", {label: key}, value) for key, value in sorted(values.items())])
+    return MetricFamily(
+        name, help_text, metric_type, [("", {label: key}, value) for key, value in sorted(values.items())]
+    )
 
 
-def buckets(labels: Labels, bounds: Sequence[float], slots: Sequence[int], total: float) -> list[Row]:
-    """The rows of one histogram: `slots` has one more than there are bounds, for all above the last."""
-    rows: list[Row] = []
-    seen = 0
-    for bound, count in zip((*bounds, math.inf), slots, strict=True):
-        seen += count
-        rows.append(("_bucket", {**labels, "le": "+Inf" if math.isinf(bound) else f"{bound:g}"}, seen))
-    return [*rows, ("_sum", labels, total), ("_count", labels, seen)]
+def make_histogram_rows(
+    labels: Labels, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> list[MetricRow]:
+    """The rows of one histogram: `counts` has one more than there are bounds, for all above the last."""
+    rows: list[MetricRow] = []
+    cumulative_count = 0
+    for bound, count in zip((*bounds, math.inf), counts, strict=True):
+        cumulative_count += count
+        rows.append(("_bucket", {**labels, "le": "+Inf" if math.isinf(bound) else f"{bound:g}"}, cumulative_count))
+    return [*rows, ("_sum", labels, total), ("_count", labels, cumulative_count)]
 
 
-def exposition(families: Iterable[Family]) -> bytes:
+def format_families(families: Iterable[MetricFamily]) -> bytes:
     """The text format."""
     lines: list[str] = []
     for family in families:
         lines += (f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}")
-        for more, labels, value in family.rows:
-            told = ",".join([f'{key}="{_quoted(text)}"' for key, text in labels.items()])
-            lines.append(f"{family.name}{more}{{{told}}} {value:.15g}" if told else f"{family.name}{more} {value:.15g}")
+        for suffix, labels, value in family.rows:
+            label_text = ",".join([f'{key}="{_escape_label(text)}"' for key, text in labels.items()])
+            lines.append(
+                f"{family.name}{suffix}{{{label_text}}} {value:.15g}"
+                if label_text
+                else f"{family.name}{suffix} {value:.15g}"
+            )
     return ("\n".join(lines) + "\n").encode()
 
 
-class Metrics:
+class EdgeMetrics:
     """What happened at the edge since the start. The event loop counts, so there is no lock."""
 
     def __init__(self) -> None:
         self._started = time.time()
-        self._answers: Counter[tuple[str, int]] = Counter()
-        self._slots: dict[str, list[int]] = {}
-        self._seconds: dict[str, float] = {}
+        self._response_counts: Counter[tuple[str, int]] = Counter()
+        self._latency_counts: dict[str, list[int]] = {}
+        self._latency_sums: dict[str, float] = {}
         self.refused: Counter[str] = Counter()
         self.open_streams = 0
 
-    def count(self, action: str, status: int, seconds: float | None = None) -> None:
+    def count(self, action: str, status: int, duration_s: float | None = None) -> None:
         """One answer; with its time where it was to come soon: bulk and streams take what they take."""
-        self._answers[action, status] += 1
-        if seconds is None:
+        self._response_counts[action, status] += 1
+        if duration_s is None:
             return
-        slots = self._slots.get(action)
-        if slots is None:
-            slots = self._slots[action] = [0] * (len(BOUNDS_S) + 1)
-        slots[bisect_left(BOUNDS_S, seconds)] += 1
-        self._seconds[action] = self._seconds.get(action, 0.0) + seconds
+        counts = self._latency_counts.get(action)
+        if counts is None:
+            counts = self._latency_counts[action] = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        counts[bisect_left(LATENCY_BOUNDS_S, duration_s)] += 1
+        self._latency_sums[action] = self._latency_sums.get(action, 0.0) + duration_s
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """All of it."""
-        answers = [("", {"action": a, "status": str(s)}, n) for (a, s), n in sorted(self._answers.items())]
-        times = [
+        response_rows = [
+            ("", {"action": a, "status": str(s)}, n) for (a, s), n in sorted(self._response_counts.items())
+        ]
+        latency_rows = [
             row
-            for action in sorted(self._slots)
-            for row in buckets({"action": action}, BOUNDS_S, self._slots[action], self._seconds[action])
+            for action in sorted(self._latency_counts)
+            for row in make_histogram_rows(
+                {"action": action}, LATENCY_BOUNDS_S, self._latency_counts[action], self._latency_sums[action]
+            )
         ]
         return [
-            Family("falaj_requests_total", "Answers by action and status.", COUNTER, answers),
-            by("reason", "falaj_refused_total", "Requests refused before any verb.", self.refused, COUNTER),
-            Family("falaj_request_seconds", "Time to answer, without bulk and streams.", HISTOGRAM, times),
-            gauge("falaj_open_event_streams", "Event streams open now.", self.open_streams),
-            *process(self._started),
+            MetricFamily("falaj_requests_total", "Answers by action and status.", COUNTER, response_rows),
+            make_labelled_family(
+                "reason", "falaj_refused_total", "Requests refused before any verb.", self.refused, COUNTER
+            ),
+            MetricFamily("falaj_request_seconds", "Time to answer, without bulk and streams.", HISTOGRAM, latency_rows),
+            make_gauge("falaj_open_event_streams", "Event streams open now.", self.open_streams),
+            *list_process_families(self._started),
         ]
 
 
-def process(started: float) -> list[Family]:
+def list_process_families(started: float) -> list[MetricFamily]:
     """What this process takes."""
-    used = os.times()
+    process_times = os.times()
     return [
-        gauge("process_start_time_seconds", "When this process started.", started),
-        counter("process_cpu_seconds_total", "Processor time used.", used.user + used.system),
-        gauge("process_resident_memory_bytes", "Resident memory.", resident_bytes()),
+        make_gauge("process_start_time_seconds", "When this process started.", started),
+        make_counter("process_cpu_seconds_total", "Processor time used.", process_times.user + process_times.system),
+        make_gauge("process_resident_memory_bytes", "Resident memory.", read_resident_bytes()),
     ]
 
 
-def resident_bytes() -> float:
+def read_resident_bytes() -> float:
     """Memory of this process that is in use now."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - a kernel file, read often
@@ -122,5 +138,5 @@ def resident_bytes() -> float:
         return 0.0
 
 
-def _quoted(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

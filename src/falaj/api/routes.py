@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from falaj.api.answers import Answer, Refusal, Send
-from falaj.api.stream import Receive
+from falaj.api.argument_decoding import ArgumentDecoder
+from falaj.api.body_streams import ReceiveMessage
+from falaj.api.responses import HttpError, HttpResponse, Send
 from falaj.api.tls import AgentCertificate
-from falaj.api.wire import Arguments
 from falaj.core.context import Actor
 from falaj.core.errors import Invalid, NotFound, Unauthenticated
-from falaj.core.verb import Verb
+from falaj.core.operation import Operation
 
-OPEN = "open"
+OPEN_ACTION = "open"
 """The action of what anybody may ask."""
-PUBLIC = frozenset({("GET", "/health"), ("GET", "/ready"), ("GET", "/v1/login"), ("GET", "/v1/openapi.json")})
+PUBLIC_ROUTES = frozenset({("GET", "/health"), ("GET", "/ready"), ("GET", "/v1/login"), ("GET", "/v1/openapi.json")})
 """All that answers without a caller: alive or not, to be asked or not, how to sign in, and which verbs exist. None
 holds data."""
-SHOW = "/r/"
-REST = "{path}"
+SHOW_PATH_PREFIX = "/r/"
+REST_PART = "{path}"
 """The part of a path that takes all that is left of it; any other named part takes one piece between slashes."""
-PART_BYTES, REST_BYTES = 255, 2048
+MAX_PART_BYTES, MAX_REST_BYTES = 255, 2048
 # What clients send between slashes: visible ASCII and escapes. A backslash is a slash to some readers.
-_PART = re.compile(rb"(?:[!-$&-.0-\[\]-~]|%[0-9A-Fa-f]{2})+")
-_NO_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\\/\u2028\u2029]")
+_PART_PATTERN = re.compile(rb"(?:[!-$&-.0-\[\]-~]|%[0-9A-Fa-f]{2})+")
+_FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\\/\u2028\u2029]")
 
 
-class Ask:
+class RequestContext:
     """One request on its way: what the edge has learned of it so far."""
 
     __slots__ = (
@@ -53,11 +53,11 @@ class Ask:
         "unread",
     )
 
-    def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    def __init__(self, scope: MutableMapping[str, Any], receive: ReceiveMessage, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: bytes = scope.get("raw_path") or scope["path"].encode()
         self.query: bytes = scope.get("query_string", b"")
-        self.headers: Mapping[bytes, bytes] = one_each(scope["headers"])
+        self.headers: Mapping[bytes, bytes] = index_headers(scope["headers"])
         self.scheme: str = scope.get("scheme", "http")
         self.peer: str = scope["client"][0] if scope.get("client") else ""
         self.certificate: AgentCertificate | None = scope.get("certificate")
@@ -92,16 +92,16 @@ class Ask:
             raise Invalid(f"the header {name.decode()} is not UTF-8", "write it in plain letters") from None
 
 
-Serve = Callable[[Ask], Awaitable[Answer | None]]
+ServeRequest = Callable[[RequestContext], Awaitable[HttpResponse | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperationCall:
     """The verb behind a route and the decoder of its arguments."""
 
     desk: str
-    verb: Verb
-    arguments: Arguments
+    verb: Operation
+    arguments: ArgumentDecoder
 
     @property
     def action(self) -> str:
@@ -116,14 +116,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class HttpRoute:
     """What answers one method of one path, and the action that must be allowed."""
 
     method: str
     path: str
     action: str
-    serve: Serve
-    call: Call | None = None
+    serve: ServeRequest
+    call: OperationCall | None = None
 
 
 class Router:
@@ -134,121 +134,136 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._table: dict[bytes, dict[str, Route]] = {}
-        self._shapes: dict[bytes, list[_Shape]] = {}
-        self._shows: dict[str, Route] = {}
+        self._methods_by_path: dict[bytes, dict[str, HttpRoute]] = {}
+        self._patterns_by_prefix: dict[bytes, list[_PathPattern]] = {}
+        self._show_routes: dict[str, HttpRoute] = {}
 
-    def add(self, route: Route) -> None:
+    def add(self, route: HttpRoute) -> None:
         """Register a route. One without an action, or open and not on the short list, is a bug and raises."""
         if not route.action:
             raise ValueError(f"{route.path} has no action")
-        if (route.action == OPEN) != ((route.method, route.path) in PUBLIC):
+        if (route.action == OPEN_ACTION) != ((route.method, route.path) in PUBLIC_ROUTES):
             raise ValueError(f"{route.method} {route.path} may not be {route.action}")
-        methods = self._named(route.path) if "{" in route.path else self._table.setdefault(route.path.encode(), {})
+        methods = (
+            self._get_pattern_methods(route.path)
+            if "{" in route.path
+            else self._methods_by_path.setdefault(route.path.encode(), {})
+        )
         if methods.setdefault(route.method, route) is not route:
             raise ValueError(f"{route.method} {route.path} is registered twice")
 
-    def add_show(self, kinds: tuple[str, ...], route: Route) -> None:
+    def add_show(self, resource_kinds: tuple[str, ...], route: HttpRoute) -> None:
         """Let GET /r/<ref> show things of these kinds by a desk's `show`."""
-        for kind in kinds:
-            self._shows[kind] = route
+        for kind in resource_kinds:
+            self._show_routes[kind] = route
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         """Every route, in the order of their paths."""
-        found = [route for methods in self._table.values() for route in methods.values()]
-        found += [r for shapes in self._shapes.values() for shape in shapes for r in shape.methods.values()]
-        return sorted(found, key=lambda route: route.path)
+        routes = [route for methods in self._methods_by_path.values() for route in methods.values()]
+        routes += [
+            r
+            for patterns in self._patterns_by_prefix.values()
+            for pattern in patterns
+            for r in pattern.methods.values()
+        ]
+        return sorted(routes, key=lambda route: route.path)
 
-    def open(self, ask: Ask) -> Route | None:
+    def open(self, request: RequestContext) -> HttpRoute | None:
         """The route, when anybody may ask for it; a wrong method on such a path is an error already here."""
-        methods = self._table.get(ask.path)
-        if methods is None or not any(route.action == OPEN for route in methods.values()):
+        methods = self._methods_by_path.get(request.path)
+        if methods is None or not any(route.action == OPEN_ACTION for route in methods.values()):
             return None
-        return methods.get(ask.method) or _wrong_method(methods)
+        return methods.get(request.method) or _method_not_allowed(methods)
 
-    def find(self, ask: Ask) -> Route:
+    def find(self, request: RequestContext) -> HttpRoute:
         """The route of a known caller's request."""
-        methods = self._table.get(ask.path) or self._match(ask)
+        methods = self._methods_by_path.get(request.path) or self._match_pattern(request)
         if methods is not None:
-            return methods.get(ask.method) or _wrong_method(methods)
-        if ask.path.startswith(SHOW.encode()):
-            if ask.method != "GET":
-                raise Refusal(Invalid("this path does not know that method", "use GET"), 405, (b"allow", b"GET"))
-            route = self._shows.get(ask.path[len(SHOW) :].partition(b":")[0].decode("ascii", "replace"))
+            return methods.get(request.method) or _method_not_allowed(methods)
+        if request.path.startswith(SHOW_PATH_PREFIX.encode()):
+            if request.method != "GET":
+                raise HttpError(Invalid("this path does not know that method", "use GET"), 405, (b"allow", b"GET"))
+            route = self._show_routes.get(
+                request.path[len(SHOW_PATH_PREFIX) :].partition(b":")[0].decode("ascii", "replace")
+            )
             if route is not None:
                 return route
         raise NotFound(
             "there is nothing at this path", "paths are POST /v1/<desk>/<verb> and GET /r/<ref>; see /v1/openapi.json"
         )
 
-    def _named(self, path: str) -> dict[str, Route]:
+    def _get_pattern_methods(self, path: str) -> dict[str, HttpRoute]:
         """The methods of a path with named parts, filed under what stands before the first of them."""
-        head, brace, rest = path.partition("{")
+        prefix, brace, rest = path.partition("{")
         parts = tuple((brace + rest).split("/"))
-        if REST in parts[:-1]:
+        if REST_PART in parts[:-1]:
             raise ValueError(f"{path} goes on after its rest")
-        shapes = self._shapes.setdefault(head.encode(), [])
-        shape = next((known for known in shapes if known.parts == parts), None)
-        if shape is None:
-            shapes.append(shape := _Shape(parts, {}))
-        return shape.methods
+        patterns = self._patterns_by_prefix.setdefault(prefix.encode(), [])
+        pattern = next((known_pattern for known_pattern in patterns if known_pattern.parts == parts), None)
+        if pattern is None:
+            patterns.append(pattern := _PathPattern(parts, {}))
+        return pattern.methods
 
-    def _match(self, ask: Ask) -> dict[str, Route] | None:
-        for head, shapes in self._shapes.items():
-            if ask.path.startswith(head):
-                given = ask.path[len(head) :].split(b"/")
-                shape = next((shape for shape in shapes if shape.fits(given)), None)
-                if shape is not None:
-                    ask.named = shape.read(given)
-                    return shape.methods
+    def _match_pattern(self, request: RequestContext) -> dict[str, HttpRoute] | None:
+        for prefix, patterns in self._patterns_by_prefix.items():
+            if request.path.startswith(prefix):
+                request_parts = request.path[len(prefix) :].split(b"/")
+                pattern = next((pattern for pattern in patterns if pattern.fits(request_parts)), None)
+                if pattern is not None:
+                    request.named = pattern.read(request_parts)
+                    return pattern.methods
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _PathPattern:
     """What follows the fixed beginning of a path with named parts."""
 
     parts: tuple[str, ...]
-    methods: dict[str, Route]
+    methods: dict[str, HttpRoute]
 
-    def fits(self, given: Sequence[bytes]) -> bool:
+    def fits(self, request_parts: Sequence[bytes]) -> bool:
         """True when there are as many parts, and those that have no name of ours are the same."""
         last = len(self.parts) - 1
-        if len(given) <= last or (len(given) - 1 > last and self.parts[last] != REST):
+        if len(request_parts) <= last or (len(request_parts) - 1 > last and self.parts[last] != REST_PART):
             return False
-        return all(part.startswith("{") or part.encode() == given[n] for n, part in enumerate(self.parts))
+        return all(part.startswith("{") or part.encode() == request_parts[n] for n, part in enumerate(self.parts))
 
-    def read(self, given: Sequence[bytes]) -> dict[str, str]:
+    def read(self, request_parts: Sequence[bytes]) -> dict[str, str]:
         """What was given for each name, or Invalid."""
-        if sum(map(len, given)) > 3 * REST_BYTES:
-            raise Invalid("this path is too long", f"stay below {REST_BYTES} bytes")
-        named = {part.strip("{}"): (part, n) for n, part in enumerate(self.parts) if part.startswith("{")}
+        if sum(map(len, request_parts)) > 3 * MAX_REST_BYTES:
+            raise Invalid("this path is too long", f"stay below {MAX_REST_BYTES} bytes")
+        part_by_name = {part.strip("{}"): (part, n) for n, part in enumerate(self.parts) if part.startswith("{")}
         return {
-            name: "/".join(map(plain_name, given[n:])) if part == REST else plain_name(given[n])
-            for name, (part, n) in named.items()
+            name: "/".join(map(decode_path_part, request_parts[n:]))
+            if part == REST_PART
+            else decode_path_part(request_parts[n])
+            for name, (part, n) in part_by_name.items()
         }
 
 
-def plain_name(given: bytes) -> str:
+def decode_path_part(encoded_part: bytes) -> str:
     """One part of a path, decoded once; Invalid when it is not a name that means the same to every reader."""
-    if len(given) <= 3 * PART_BYTES and _PART.fullmatch(given):
-        text = unquote_to_bytes(given).decode("utf-8", "replace")
-        if "\ufffd" not in text and is_plain(text):
+    if len(encoded_part) <= 3 * MAX_PART_BYTES and _PART_PATTERN.fullmatch(encoded_part):
+        text = unquote_to_bytes(encoded_part).decode("utf-8", "replace")
+        if "\ufffd" not in text and is_plain_name(text):
             return text
     raise Invalid("a part of this path is no plain name", "no empty part, no dots alone, no backslash, no control")
 
 
-def is_plain(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """True when a name climbs nowhere, whoever reads it."""
-    return name not in ("", ".", "..") and len(name.encode()) <= PART_BYTES and not _NO_NAME.search(name)
+    return (
+        name not in ("", ".", "..") and len(name.encode()) <= MAX_PART_BYTES and not _FORBIDDEN_CHARACTERS.search(name)
+    )
 
 
-def _wrong_method(methods: Mapping[str, Route]) -> Route:
+def _method_not_allowed(methods: Mapping[str, HttpRoute]) -> HttpRoute:
     allowed = ", ".join(sorted(methods))
-    raise Refusal(Invalid("this path does not know that method", f"use {allowed}"), 405, (b"allow", allowed.encode()))
+    raise HttpError(Invalid("this path does not know that method", f"use {allowed}"), 405, (b"allow", allowed.encode()))
 
 
-_ONCE = frozenset(
+_SINGLE_HEADERS = frozenset(
     {
         b"host",
         b"cookie",
@@ -264,11 +279,11 @@ _ONCE = frozenset(
 )
 
 
-def one_each(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def index_headers(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Headers by name. Two of a kind that decides something is an attempt to be read differently by two readers."""
-    found = dict(headers)
-    if len(found) != len(headers):
-        names = [name for name, _ in headers if name in _ONCE]
+    header_by_name = dict(headers)
+    if len(header_by_name) != len(headers):
+        names = [name for name, _ in headers if name in _SINGLE_HEADERS]
         if len(names) != len(set(names)):
             raise Invalid("a header that may be given once was given twice", "send each header once")
-    return found
+    return header_by_name

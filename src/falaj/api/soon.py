@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from falaj.api.answers import Answer, render
-from falaj.api.lanes import Outcome, attempt
-from falaj.core.errors import FalajError, Stale, Unavailable
-from falaj.core.ports import Key
+from falaj.api.call_executor import CallOutcome, capture_outcome
+from falaj.api.responses import HttpResponse, render_error
+from falaj.core.errors import FalajError, StaleRevision, Unavailable
+from falaj.core.ports import RecordKey
 
 if TYPE_CHECKING:
-    from falaj.api.app import App
-    from falaj.api.routes import Ask
+    from falaj.api.app import HttpApplication
+    from falaj.api.routes import RequestContext
 
 TRIES = 6
 """How often a call is tried again that others met at the same moment; nothing of it happened. MLflow's clients would
@@ -32,7 +32,9 @@ def pause_s(turn: int) -> float:
 class Lane(Protocol):
     """Where a call runs."""
 
-    def __call__(self, run: Callable[..., Any], *args: Any, needs: Sequence[Key] = (), to: Any = None) -> Any: ...
+    def __call__(
+        self, run: Callable[..., Any], *args: Any, needed_keys: Sequence[RecordKey] = (), receiver: Any = None
+    ) -> Any: ...
 
 
 class Work(NamedTuple):
@@ -42,11 +44,11 @@ class Work(NamedTuple):
     lane: Lane
     run: Callable[..., Any]
     args: tuple[Any, ...]
-    needs: Sequence[Key]
-    answer: Callable[[Outcome], Answer]
+    needs: Sequence[RecordKey]
+    answer: Callable[[CallOutcome], HttpResponse]
 
 
-Taker = Callable[["Ask", bytes], Work]
+Taker = Callable[["RequestContext", bytes], Work]
 """Reads a request; an error of ours means that the ordinary way is to say so."""
 
 
@@ -55,7 +57,7 @@ class Line(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
-    def finish(self, soon: "Soon", answer: Answer) -> None: ...
+    def finish(self, direct_call: "Soon", response: HttpResponse) -> None: ...
 
 
 class Soon:
@@ -67,7 +69,7 @@ class Soon:
         "program", "response_complete",
     )  # fmt: skip
 
-    def __init__(self, app: "App", line: Line, work: Work, request: str, begun: float) -> None:
+    def __init__(self, app: "HttpApplication", line: Line, work: Work, request: str, begun: float) -> None:
         self._app, self._line, self._work, self._request, self._begun = app, line, work, request, begun
         self._tries = 0
         self.program = False
@@ -86,9 +88,9 @@ class Soon:
         """Whether nobody waits for the outcome any more."""
         return self.response_complete
 
-    def set_result(self, outcome: Outcome) -> None:
+    def set_result(self, outcome: CallOutcome) -> None:
         """The lane is done with it."""
-        if isinstance(outcome.error, Stale) and self._tries < TRIES:
+        if isinstance(outcome.error, StaleRevision) and self._tries < TRIES:
             self._line.loop.call_later(pause_s(self._tries), self._again)
             self._tries += 1
             return
@@ -101,7 +103,7 @@ class Soon:
     def cancel(self) -> None:
         """It is too late; what the lane does with it goes on."""
         hint = "ask again with the same Idempotency-Key to learn the outcome"
-        self._finish(render(Unavailable("no answer in time", hint), self._request))
+        self._finish(render_error(Unavailable("no answer in time", hint), self._request))
 
     def _again(self) -> None:
         if not self.response_complete:
@@ -110,15 +112,17 @@ class Soon:
     def _ask(self) -> None:
         work = self._work
         try:
-            work.lane(work.run, *work.args, needs=work.needs, to=self)
+            work.lane(work.run, *work.args, needed_keys=work.needs, receiver=self)
         except FalajError as error:  # too many wait
-            self._say(Outcome(None, error))
+            self._say(CallOutcome(None, error))
 
-    def _say(self, outcome: Outcome) -> None:
-        answer, broken = attempt(self._work.answer, (outcome,))  # those that are answered together must not suffer
-        self._finish(answer if broken is None else render(broken, self._request))
+    def _say(self, outcome: CallOutcome) -> None:
+        answer, broken = capture_outcome(
+            self._work.answer, (outcome,)
+        )  # those that are answered together must not suffer
+        self._finish(answer if broken is None else render_error(broken, self._request))
 
-    def _finish(self, answer: Answer) -> None:
+    def _finish(self, answer: HttpResponse) -> None:
         self._app.deadlines.close(self)
         self.response_complete = True
         self._app.metrics.count(self._work.action, answer.status, time.perf_counter() - self._begun)

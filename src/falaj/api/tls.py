@@ -17,19 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from falaj.core.agent_relay import AGENT_URI
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid, NotFound
-from falaj.core.relay import AGENT_URI
-from falaj.core.settings import Tls
+from falaj.core.settings import TlsSettings
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-CA_DAYS, LEAF_DAYS, RENEW_DAYS = 3650, 90, 30
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_OWN = ("ca", "server", "gateway")
-_CONSTRAINED = (
+CA_VALID_DAYS, LEAF_VALID_DAYS, RENEW_BEFORE_DAYS = 3650, 90, 30
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_RESERVED_NAMES = ("ca", "server", "gateway")
+_KEY_USAGES = (
     "digital_signature",
     "content_commitment",
     "key_encipherment",
@@ -41,7 +41,7 @@ _CONSTRAINED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """Where a certificate and its key lie, and until when it is good."""
 
     name: str
@@ -50,7 +50,7 @@ class Issued:
     expires: float
 
 
-class Countersigned(NamedTuple):
+class CountersignedCertificate(NamedTuple):
     """A certificate for the requester's key, its authority's certificate, its expiry, and the digest of the key."""
 
     cert: str
@@ -63,14 +63,14 @@ class AgentCertificate(NamedTuple):
     """The verified client certificate of a TLS connection, where it names an agent."""
 
     name: str
-    """The URI in it, as `countersign` wrote it."""
+    """The URI in it, as `countersign_request` wrote it."""
     fingerprint: bytes
     """SHA-256 of the certificate."""
     key: str
     """SHA-256 of its public key, in hexadecimal digits."""
 
 
-def agent_certificate(connection: Any) -> AgentCertificate | None:
+def read_agent_certificate(connection: Any) -> AgentCertificate | None:
     """The certificate that the peer of an SSLObject proved to hold the key of; None where it names no agent."""
     names = [value for kind, value in (connection.getpeercert() or {}).get("subjectAltName", ()) if kind == "URI"]
     if len(names) != 1 or not str(names[0]).startswith(AGENT_URI):
@@ -79,23 +79,23 @@ def agent_certificate(connection: Any) -> AgentCertificate | None:
 
     encoded: bytes = connection.getpeercert(True)
     key = x509.load_der_x509_certificate(encoded).public_key()
-    return AgentCertificate(str(names[0]), hashlib.sha256(encoded).digest(), key_digest(key))
+    return AgentCertificate(str(names[0]), hashlib.sha256(encoded).digest(), compute_key_digest(key))
 
 
-def key_digest(key: Any) -> str:
+def compute_key_digest(key: Any) -> str:
     """SHA-256 of a public key, in hexadecimal digits."""
     from cryptography.hazmat.primitives import serialization
 
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+    public_format = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, public_format)).hexdigest()
 
 
-def server_context(tls: Tls) -> ssl.SSLContext:
+def create_server_context(tls: TlsSettings) -> ssl.SSLContext:
     """What a listener speaks: TLS 1.3, and with `mutual` only to callers whose certificate our authority signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
-    load_chain(context, tls)
+    load_certificate_chain(context, tls)
     if tls.mutual and not tls.ca:
         raise Invalid(
             "tls.mutual is on and tls.ca is not set", "name the authority of your replicas' and workers' certificates"
@@ -106,18 +106,18 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def client_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContext:
+def create_client_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContext:
     """What our own clients speak: TLS 1.3, trusting `ca` (or the system), showing `cert` where it is given."""
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if ca:
         _load_authority(context, ca)
     if cert:
-        load_chain(context, Tls(cert=cert, key=key))
+        load_certificate_chain(context, TlsSettings(cert=cert, key=key))
     return context
 
 
-def load_chain(context: ssl.SSLContext, tls: Tls) -> None:
+def load_certificate_chain(context: ssl.SSLContext, tls: TlsSettings) -> None:
     """Load certificate and key, anew when they were renewed."""
     try:
         context.load_cert_chain(tls.cert, tls.key or None)
@@ -127,34 +127,34 @@ def load_chain(context: ssl.SSLContext, tls: Tls) -> None:
         ) from error
 
 
-def local_tls(home: str, names: Iterable[str], now: float, process: str = "server") -> Tls:
+def ensure_local_certificate(home: str, names: Iterable[str], now: float, process_kind: str = "server") -> TlsSettings:
     """The certificate of a process by the local authority, made or renewed if it must be.
 
     Each kind of process has a file of its own: they listen on different addresses and start at any time.
     """
-    folder = _folder(home)
-    wanted = tuple(dict.fromkeys(names))
-    cert, key = folder / f"{process}.pem", folder / f"{process}.key"
-    with _alone(folder):
-        if not _still_good(cert, wanted, now) or not key.exists():
-            _issue(folder, process, wanted, now, client=False)
-    return Tls(cert=str(cert), key=str(key), ca=str(folder / "ca.pem"))
+    folder = _open_tls_folder(home)
+    host_names = tuple(dict.fromkeys(names))
+    cert, key = folder / f"{process_kind}.pem", folder / f"{process_kind}.key"
+    with _lock_folder(folder):
+        if not _is_still_valid(cert, host_names, now) or not key.exists():
+            _issue_certificate(folder, process_kind, host_names, now, client=False)
+    return TlsSettings(cert=str(cert), key=str(key), ca=str(folder / "ca.pem"))
 
 
-def issue(home: str, name: str, now: float) -> Issued:
+def issue_client_certificate(home: str, name: str, now: float) -> IssuedCertificate:
     """A client certificate for a replica or a worker."""
-    if not _NAME.fullmatch(name) or name in _OWN:
+    if not _NAME_PATTERN.fullmatch(name) or name in _RESERVED_NAMES:
         raise Invalid(
             f"{name[:80]!r} cannot be the name in a certificate",
             "letters, digits, dots and dashes, for example worker-7",
         )
-    folder = _folder(home)
-    with _alone(folder):
-        expires = _issue(folder, name, (name,), now, client=True)
-    return Issued(name, str(folder / f"{name}.pem"), str(folder / f"{name}.key"), expires)
+    folder = _open_tls_folder(home)
+    with _lock_folder(folder):
+        expires = _issue_certificate(folder, name, (name,), now, client=True)
+    return IssuedCertificate(name, str(folder / f"{name}.pem"), str(folder / f"{name}.key"), expires)
 
 
-def countersign(home: str, request: str, name: str, now: float, days: float) -> Countersigned:
+def countersign_request(home: str, request_pem: str, name: str, now: float, days: float) -> CountersignedCertificate:
     """A client certificate over somebody's own key, which never comes here: from their signing request, which proves
     that they hold it. What they ask to be called does not count; `name` stands in it as a URI, as in no other."""
     from cryptography import x509
@@ -163,33 +163,37 @@ def countersign(home: str, request: str, name: str, now: float, days: float) -> 
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     try:
-        asked = x509.load_pem_x509_csr(request.encode())
+        signing_request = x509.load_pem_x509_csr(request_pem.encode())
     except ValueError as error:
         raise Invalid("that is no signing request", "send one in PEM; falaj agent makes it") from error
-    key = asked.public_key()
-    if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
+    key = signing_request.public_key()
+    if (
+        not signing_request.is_signature_valid
+        or not isinstance(key, ec.EllipticCurvePublicKey)
+        or key.curve.name != "secp256r1"
+    ):
         raise Invalid("the signing request is not of a P-256 key that its sender holds", "let falaj agent make it")
-    folder = _folder(home)
-    with _alone(folder):
-        ca_cert, ca_key = _authority(folder, now)
-    builder = _begin(x509.Name([]), ca_cert.subject, key, now, days)
+    folder = _open_tls_folder(home)
+    with _lock_folder(folder):
+        ca_cert, ca_key = _load_or_create_authority(folder, now)
+    builder = _start_builder(x509.Name([]), ca_cert.subject, key, now, days)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(_make_key_usage("digital_signature"), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
     san = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name)])
     builder = builder.add_extension(san, critical=True)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     cert = builder.add_extension(issuer, critical=False).sign(ca_key, hashes.SHA256())
     pem = serialization.Encoding.PEM
-    return Countersigned(
+    return CountersignedCertificate(
         cert.public_bytes(pem).decode(),
         ca_cert.public_bytes(pem).decode(),
         cert.not_valid_after_utc.timestamp(),
-        key_digest(key),
+        compute_key_digest(key),
     )
 
 
-def expires_at(path: str) -> float:
+def read_expiry(path: str) -> float:
     """When a certificate file ends."""
     try:
         return _load_cert(Path(path)).not_valid_after_utc.timestamp()
@@ -197,21 +201,24 @@ def expires_at(path: str) -> float:
         raise NotFound("there is no certificate file", "start once with: falaj up --tls") from None
 
 
-def local_names(host: str) -> tuple[str, ...]:
+def list_local_names(host: str) -> tuple[str, ...]:
     """The names a server on this machine is called by."""
-    own = socket.gethostname()
-    found = ["localhost", "127.0.0.1", "::1", own]
+    hostname = socket.gethostname()
+    names = ["localhost", "127.0.0.1", "::1", hostname]
     if host not in ("", "0.0.0.0", "::"):  # noqa: S104 # nosec B104 - compared with, not bound to
-        found.append(host)
+        names.append(host)
     else:
-        found += _own_addresses(own)
-    return tuple(dict.fromkeys(found))
+        names += _resolve_addresses(hostname)
+    return tuple(dict.fromkeys(names))
 
 
-def _own_addresses(name: str) -> list[str]:
+def _resolve_addresses(name: str) -> list[str]:
     try:
         return sorted(
-            {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+            {
+                str(address_info[4][0]).partition("%")[0]
+                for address_info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            }
         )
     except OSError:
         return []
@@ -224,7 +231,7 @@ def _load_authority(context: ssl.SSLContext, ca: str) -> None:
         raise Invalid("the authority's certificate cannot be loaded", "check the path of the CA file") from error
 
 
-def _folder(home: str) -> Path:
+def _open_tls_folder(home: str) -> Path:
     folder = Path(home) / "tls"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
@@ -232,14 +239,14 @@ def _folder(home: str) -> Path:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """One process at a time: two that start together must not make two authorities."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _authority(folder: Path, now: float) -> tuple["x509.Certificate", "ec.EllipticCurvePrivateKey"]:
+def _load_or_create_authority(folder: Path, now: float) -> tuple["x509.Certificate", "ec.EllipticCurvePrivateKey"]:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -252,41 +259,43 @@ def _authority(folder: Path, now: float) -> tuple["x509.Certificate", "ec.Ellipt
     name = x509.Name(
         [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"Falaj local authority on {socket.gethostname()}"[:64])]
     )
-    builder = _begin(name, name, key.public_key(), now, CA_DAYS)
+    builder = _start_builder(name, name, key.public_key(), now, CA_VALID_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    builder = builder.add_extension(_make_key_usage("key_cert_sign", "crl_sign"), critical=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     cert = builder.sign(key, hashes.SHA256())
-    _write(key_file, _pem_key(key), 0o600)
-    _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    _write_atomically(key_file, _encode_private_key(key), 0o600)
+    _write_atomically(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
     return cert, key
 
 
-def _issue(folder: Path, name: str, names: Sequence[str], now: float, *, client: bool) -> float:
+def _issue_certificate(folder: Path, name: str, names: Sequence[str], now: float, *, client: bool) -> float:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    ca_cert, ca_key = _authority(folder, now)
+    ca_cert, ca_key = _load_or_create_authority(folder, now)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    builder = _begin(subject, ca_cert.subject, key.public_key(), now, LEAF_DAYS)
-    use = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
+    builder = _start_builder(subject, ca_cert.subject, key.public_key(), now, LEAF_VALID_DAYS)
+    key_usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage("digital_signature"), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-    builder = builder.add_extension(x509.SubjectAlternativeName([_san(n) for n in names]), critical=False)
+    builder = builder.add_extension(_make_key_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([key_usage]), critical=False)
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([_make_alternative_name(n) for n in names]), critical=False
+    )
     builder = builder.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
     )
     cert = builder.sign(ca_key, hashes.SHA256())
-    _write(folder / f"{name}.key", _pem_key(key), 0o600)
-    _write(folder / f"{name}.pem", cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    _write_atomically(folder / f"{name}.key", _encode_private_key(key), 0o600)
+    _write_atomically(folder / f"{name}.pem", cert.public_bytes(serialization.Encoding.PEM), 0o644)
     return cert.not_valid_after_utc.timestamp()
 
 
-def _begin(
+def _start_builder(
     subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePublicKey", now: float, days: float
 ) -> "x509.CertificateBuilder":
     from cryptography import x509
@@ -297,13 +306,13 @@ def _begin(
     return builder.not_valid_before(start - dt.timedelta(minutes=5)).not_valid_after(start + dt.timedelta(days=days))
 
 
-def _usage(*named: str) -> "x509.KeyUsage":
+def _make_key_usage(*usages: str) -> "x509.KeyUsage":
     from cryptography import x509
 
-    return x509.KeyUsage(**{use: use in named for use in _CONSTRAINED}, encipher_only=False, decipher_only=False)
+    return x509.KeyUsage(**{usage: usage in usages for usage in _KEY_USAGES}, encipher_only=False, decipher_only=False)
 
 
-def _san(name: str) -> "x509.GeneralName":
+def _make_alternative_name(name: str) -> "x509.GeneralName":
     from cryptography import x509
 
     try:
@@ -312,15 +321,17 @@ def _san(name: str) -> "x509.GeneralName":
         return x509.DNSName(name)
 
 
-def _still_good(path: Path, names: Sequence[str], now: float) -> bool:
+def _is_still_valid(path: Path, names: Sequence[str], now: float) -> bool:
     from cryptography import x509
 
     if not path.exists():
         return False
     cert = _load_cert(path)
-    held = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    have = {str(value) for kind in (x509.DNSName, x509.IPAddress) for value in held.get_values_for_type(kind)}
-    return set(names) <= have and cert.not_valid_after_utc.timestamp() - now > RENEW_DAYS * 86400
+    alternative_names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certified_names = {
+        str(value) for kind in (x509.DNSName, x509.IPAddress) for value in alternative_names.get_values_for_type(kind)
+    }
+    return set(names) <= certified_names and cert.not_valid_after_utc.timestamp() - now > RENEW_BEFORE_DAYS * 86400
 
 
 def _load_cert(path: Path) -> "x509.Certificate":
@@ -334,16 +345,16 @@ def _load_cert(path: Path) -> "x509.Certificate":
         ) from error
 
 
-def _pem_key(key: "ec.EllipticCurvePrivateKey") -> bytes:
+def _encode_private_key(key: "ec.EllipticCurvePrivateKey") -> bytes:
     from cryptography.hazmat.primitives import serialization as s
 
     return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
+def _write_atomically(path: Path, data: bytes, mode: int) -> None:
     """Whole or not at all, and never readable by others for a moment."""
-    beside = path.with_name(path.name + ".new")
-    beside.unlink(missing_ok=True)
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    temporary_path = path.with_name(path.name + ".new")
+    temporary_path.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
-    beside.replace(path)
+    temporary_path.replace(path)

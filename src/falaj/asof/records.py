@@ -7,19 +7,19 @@ from typing import Any
 from falaj.core.data import dataclass
 
 PRESENT, NULL, NOT_FOUND, EXPIRED, FUTURE = range(5)
-STATUSES = ("PRESENT", "NULL", "NOT_FOUND", "EXPIRED", "FUTURE")
+STATUS_NAMES = ("PRESENT", "NULL", "NOT_FOUND", "EXPIRED", "FUTURE")
 """What is known of a value, in the order of its code. Only PRESENT has one; nothing is ever left out in silence."""
-SCALARS = ("bool", "int32", "int64", "float32", "float64", "string", "bytes", "time")
+SCALAR_TYPES = ("bool", "int32", "int64", "float32", "float64", "string", "bytes", "time")
 """What a value can be, beside `list[…]` of one of them. A time is a moment: microseconds since 1970, UTC."""
-KEYS = ("int64", "string", "bytes", "bool", "time")
+KEY_TYPES = ("int64", "string", "bytes", "bool", "time")
 """What can name a thing."""
-HOWS = ("count", "sum", "mean", "min", "max", "distinct", "last")
-MISSING = -(1 << 63)
+AGGREGATIONS = ("count", "sum", "mean", "min", "max", "distinct", "last")
+MISSING_MOMENT = -(1 << 63)
 """The moment that is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FeatureField:
     """A column and its type."""
 
     name: str
@@ -28,7 +28,8 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A number over the rows of the last while; the edges are those of tiles of `hop_us` (asof/windows.py)."""
+    """A number over the rows of the last while; the edges are those of tiles of `hop_us`
+    (asof/window_aggregation.py)."""
 
     name: str
     how: str
@@ -50,9 +51,9 @@ class ViewPlan:
     """Pinned, for example view:fraud/spend@v3."""
     space: str
     """Where its rows lie online."""
-    keys: tuple[Field, ...]
+    keys: tuple[FeatureField, ...]
     """The entity's keys, by the names that requests and labels use, in order."""
-    stored: tuple[Field, ...]
+    stored: tuple[FeatureField, ...]
     """What a row holds, in the order of its layout."""
     wanted: tuple[str, ...]
     """Which of them (or of the windows) the reader asked for, in order."""
@@ -76,9 +77,9 @@ class Computed:
     name: str
     inputs: tuple[str, ...]
     """Names in the answer, or of request fields."""
-    outputs: tuple[Field, ...]
+    outputs: tuple[FeatureField, ...]
     express: Mapping[str, Any] = field(default_factory=dict)
-    """Output name to expression (asof/express.py); empty where `source` says it in Python."""
+    """Output name to expression (asof/expressions.py); empty where `source` says it in Python."""
     source: str = ""
     """A function of columns. Only ever run beside a caller or in an attempt, never in a platform process."""
     digest: str = ""
@@ -90,10 +91,10 @@ class ServicePlan:
 
     ref: str
     views: tuple[ViewPlan, ...]
-    request: tuple[Field, ...] = ()
+    request: tuple[FeatureField, ...] = ()
     """What a request must bring beside keys."""
     computed: tuple[Computed, ...] = ()
-    outputs: tuple[Field, ...] = ()
+    outputs: tuple[FeatureField, ...] = ()
     """The names and types of the answer, in order."""
-    barred: tuple[tuple[str, Field], ...] = ()
+    barred: tuple[tuple[str, FeatureField], ...] = ()
     """Spaces with the keys of people who may not be used for this, and the key of a read that names the person."""

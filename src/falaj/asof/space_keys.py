@@ -54,30 +54,30 @@ def derive_hash_key(name_key: bytes, space: str) -> bytes:
     return hmac.digest(name_key, b"falaj online entity keys\0" + space.encode(), "sha256")
 
 
-def encode_keys(keys: SpaceKeys) -> dict[str, str]:
+def encode_space_keys(keys: SpaceKeys) -> dict[str, str]:
     """Keys of one space as they travel."""
     named = {_HASH: keys.hash_key, **{str(version): key for version, key in keys.by_version.items()}}
     return {name: base64.b64encode(key).decode() for name, key in named.items()}
 
 
-def finder_of(texts: KeyTexts) -> FindKeys:
+def make_key_finder(texts: KeyTexts) -> FindKeys:
     """Look keys up that travelled here; a space that is not among them has none."""
-    keys_by_space = {space: _decode_keys(keys) for space, keys in texts.items()}
-    return partial(_find, keys_by_space)
+    keys_by_space = {space: _decode_space_keys(keys) for space, keys in texts.items()}
+    return partial(_find_space_keys, keys_by_space)
 
 
-def seal_keys(endpoint_key: str, texts: KeyTexts) -> str:
+def encrypt_space_keys(endpoint_key: str, texts: KeyTexts) -> str:
     """Keys for the replicas of an endpoint, encrypted under its secret."""
     nonce = os.urandom(NONCE_BYTES)
     plain = json.dumps({space: dict(keys) for space, keys in texts.items()}).encode()
-    return base64.b64encode(nonce + _endpoint_cipher(endpoint_key).encrypt(nonce, plain, None)).decode()
+    return base64.b64encode(nonce + _make_endpoint_cipher(endpoint_key).encrypt(nonce, plain, None)).decode()
 
 
-def open_keys(endpoint_key: str, sealed: str) -> KeyTexts:
-    """What `seal_keys` was given; Invalid for anything that the platform did not seal for this endpoint."""
+def decrypt_space_keys(endpoint_key: str, sealed: str) -> KeyTexts:
+    """What `encrypt_space_keys` was given; Invalid for anything that the platform did not seal for this endpoint."""
     try:
         data = base64.b64decode(sealed, validate=True)
-        plain = _endpoint_cipher(endpoint_key).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], None)
+        plain = _make_endpoint_cipher(endpoint_key).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], None)
     except (InvalidTag, ValueError):
         raise Invalid(
             "keys of the online store: expected keys sealed for this endpoint, got other bytes",
@@ -87,15 +87,15 @@ def open_keys(endpoint_key: str, sealed: str) -> KeyTexts:
     return texts
 
 
-def _endpoint_cipher(endpoint_key: str) -> AESGCM:
+def _make_endpoint_cipher(endpoint_key: str) -> AESGCM:
     return AESGCM(hmac.digest(endpoint_key.encode(), b"falaj online keys", "sha256"))
 
 
-def _find(keys_by_space: Mapping[str, SpaceKeys], space: str) -> SpaceKeys:
+def _find_space_keys(keys_by_space: Mapping[str, SpaceKeys], space: str) -> SpaceKeys:
     return keys_by_space.get(space, SpaceKeys())
 
 
-def _decode_keys(texts: Mapping[str, str]) -> SpaceKeys:
+def _decode_space_keys(texts: Mapping[str, str]) -> SpaceKeys:
     try:
         keys = {name: base64.b64decode(key, validate=True) for name, key in texts.items()}
         hash_key = keys.pop(_HASH, b"")

@@ -6,13 +6,18 @@ What does not live here: who may look (govern), the events themselves (store). N
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from falaj.audit.seal import Sealer
-    from falaj.audit.service import Audit, verify_pack
-    from falaj.audit.witness import Witness
+    from falaj.audit.log_sealing import LogSealer
+    from falaj.audit.service import AuditService, verify_pack
+    from falaj.audit.witness import CheckpointWitness
 
-__all__ = ["Audit", "Sealer", "Witness", "verify_pack"]
+__all__ = ["AuditService", "CheckpointWitness", "LogSealer", "verify_pack"]
 
-_HOMES = {"Audit": "service", "verify_pack": "service", "Sealer": "seal", "Witness": "witness"}
+_HOMES = {
+    "AuditService": "service",
+    "verify_pack": "service",
+    "LogSealer": "log_sealing",
+    "CheckpointWitness": "witness",
+}
 
 
 def __getattr__(name: str) -> Any:

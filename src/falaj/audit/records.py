@@ -7,7 +7,7 @@ from falaj.core.ref import Ref
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SignedCheckpoint:
     """A signed statement: at this time the log had this size and this root."""
 
     COLUMNS: ClassVar = ("number", "size", "at", "root")
@@ -27,7 +27,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One line of the log, opened for reading."""
 
     COLUMNS: ClassVar = ("at", "actor", "verb", "subject", "body", "id")
@@ -49,15 +49,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class LogEntryPage:
     """Log lines, newest first, and the cursor of older ones."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     older: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class InclusionProof:
     """Everything needed to check offline that one event is in the log: save as JSON and hand to falaj_verify.py."""
 
     format: str
@@ -71,7 +71,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Consistency:
+class ConsistencyProof:
     """What shows that the log of `old` events is the beginning of the log of `new` events."""
 
     format: str
@@ -82,7 +82,7 @@ class Consistency:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReviewAnswer:
     """What an access review decided about one account."""
 
     COLUMNS: ClassVar = ("person", "decision", "by", "at", "reason")
@@ -98,7 +98,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PackVerdict:
     """What the offline verifier found."""
 
     ok: bool
@@ -111,7 +111,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class LogCheck:
     """What a reading of the living log found."""
 
     origin: str
@@ -126,7 +126,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class UnfinishedIntent:
     """An act outside the ledger that was begun and has no recorded outcome."""
 
     id: str
@@ -138,7 +138,7 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class RegisteredWitness:
     """Someone else who keeps the log honest: cosigns checkpoints after checking that nothing was taken back."""
 
     name: str
@@ -147,7 +147,7 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LineageNode:
     """A thing in a lineage graph. A thing the caller may not see keeps its place and loses its name."""
 
     ref: str
@@ -157,7 +157,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class LineageEdge:
     """`output` was made from `input` by an act."""
 
     input: str
@@ -168,18 +168,18 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class LineageGraph:
     """A lineage graph around one thing."""
 
     ref: str
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[LineageNode, ...]
+    edges: tuple[LineageEdge, ...]
     complete: bool = True
     """False when it was cut at the asked depth or at the largest size shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Impact:
+class LineageImpact:
     """What is touched when a thing turns out to be wrong."""
 
     ref: str

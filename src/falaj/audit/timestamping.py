@@ -7,22 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from falaj.audit.clocks import Clock, ClockReading, compare_clocks, describe_skew, find_clocks
-from falaj.audit.seal import Log, ShortReads
-from falaj.audit.trusted_time import Stamped, request_timestamp
-from falaj.core.context import Context
+from falaj.audit.clock_comparison import ClockReading, RemoteClock, compare_clocks, find_clocks, make_clock_reading
+from falaj.audit.log_sealing import SealedLog, ShortTransactionReads
+from falaj.audit.trusted_time import TimestampToken, request_timestamp
+from falaj.core.context import CallContext
 from falaj.core.data import dataclass
-from falaj.core.errors import Corrupt, FalajError, NotFound
+from falaj.core.errors import CorruptData, FalajError, NotFound
+from falaj.core.operation import operation
 from falaj.core.ref import Ref
-from falaj.core.settings import Timestamp
-from falaj.core.verb import verb
+from falaj.core.settings import TimestampSettings
 from falaj.store.ledger import Ledger
-from falaj.store.loop import Loop, Turn
-from falaj.store.records import Record
+from falaj.store.reconcile_loop import LoopIteration, ReconcileLoop
+from falaj.store.records import LedgerRecord
 
-KIND = "timestamp"
-_log = logging.getLogger(__name__)
-Request = Callable[[str, Path, bytes], Stamped]
+TIMESTAMP_KIND = "timestamp"
+_logger = logging.getLogger(__name__)
+RequestTimestamp = Callable[[str, Path, bytes], TimestampToken]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class CheckpointStamp:
     """The checkpoint's text: what was dated."""
 
 
-class Timestamping:
+class TimestampOperations:
     """A part of the audit service."""
 
     _ledger: Ledger
     _open_blobs: Callable[[], object] | None
 
-    @verb(group="audit")
+    @operation(group="audit")
     def timestamps(
         self,
-        ctx: Context,
+        ctx: CallContext,
         zone: Annotated[str, "the zone whose log is meant; your own when empty"] = "",
         limit: Annotated[int, "the largest number of timestamps, newest first"] = 100,
     ) -> tuple[CheckpointStamp, ...]:
@@ -63,31 +63,37 @@ class Timestamping:
             falaj audit timestamps --limit 1
         """
         with self._ledger.read(ctx) as tx:
-            page = tx.find(KIND, project=zone or ctx.zone, cells=ctx.cells(KIND), newest=True, limit=limit)
+            page = tx.find(
+                TIMESTAMP_KIND,
+                project=zone or ctx.zone,
+                scopes=ctx.cells(TIMESTAMP_KIND),
+                newest_first=True,
+                limit=limit,
+            )
         return tuple(_read_stamp(record) for record in page.records)
 
-    @verb(group="audit")
-    def clocks(self, ctx: Context) -> tuple[ClockReading, ...]:
+    @operation(group="audit")
+    def clocks(self, ctx: CallContext) -> tuple[ClockReading, ...]:
         """Compare the platform's clock with the database's, the object store's and the timestamp server's.
 
         Example:
             falaj audit clocks
         """
         readings = compare_clocks(self.find_clocks())
-        stamps = self.timestamps(ctx, limit=1)
-        newest = tuple(describe_skew("timestamp server", stamp.skew_s, 1.0) for stamp in stamps)
+        newest_stamps = self.timestamps(ctx, limit=1)
+        newest = tuple(make_clock_reading("timestamp server", stamp.skew_s, 1.0) for stamp in newest_stamps)
         return (*readings, *newest)
 
-    def find_clocks(self) -> dict[str, Clock]:
+    def find_clocks(self) -> dict[str, RemoteClock]:
         """The clocks of other machines that ours is compared with."""
         return find_clocks(self._ledger.store, self._open_blobs)
 
-    def timestamp_loops(self, settings: Timestamp) -> "tuple[TimestampLoop, ...]":
+    def timestamp_loops(self, settings: TimestampSettings) -> "tuple[TimestampLoop, ...]":
         """The loop that has checkpoints dated, where a timestamp server is set."""
         return (TimestampLoop(self._ledger, settings, self.find_clocks),) if settings.server else ()
 
 
-class TimestampLoop(Loop):
+class TimestampLoop(ReconcileLoop):
     """Has the newest checkpoint of each log dated, at most once per interval; the chain covers all before it."""
 
     name = "timestamp"
@@ -95,63 +101,84 @@ class TimestampLoop(Loop):
     def __init__(
         self,
         ledger: Ledger,
-        settings: Timestamp,
-        clocks: Callable[[], Mapping[str, Clock]],
-        request: Request = request_timestamp,
+        settings: TimestampSettings,
+        list_clocks: Callable[[], Mapping[str, RemoteClock]],
+        request_token: RequestTimestamp = request_timestamp,
     ) -> None:
-        self._ledger, self._settings, self._clocks, self._request = ledger, settings, clocks, request
+        self._ledger, self._settings, self.list_clocks, self.request_token = (
+            ledger,
+            settings,
+            list_clocks,
+            request_token,
+        )
         self.every_s = settings.every_s
 
-    def step(self, turn: Turn) -> bool:
+    def step(self, iteration: LoopIteration) -> bool:
         """Date what was sealed since; report clocks that differ."""
-        self._report_skew(turn.ctx)
+        self._report_skew(iteration.ctx)
         failure = None
         for tenant, zone in self._ledger.logs():
-            if not turn.alive():
+            if not iteration.alive():
                 return False
             try:
-                stamp_log(self._ledger, replace(turn.ctx, tenant=tenant, zone=zone), self._settings, self._request)
+                stamp_log(
+                    self._ledger, replace(iteration.ctx, tenant=tenant, zone=zone), self._settings, self.request_token
+                )
             except (FalajError, OSError) as error:
                 failure = failure or error  # a log that cannot be dated now must not hold up the others
         if failure is not None:
             raise failure
         return False
 
-    def _report_skew(self, ctx: Context) -> None:
-        for reading in compare_clocks(self._clocks()):
+    def _report_skew(self, ctx: CallContext) -> None:
+        for reading in compare_clocks(self.list_clocks()):
             if not reading.within_limit:
                 source, skew_s, failed = reading.source, reading.skew_s, reading.failed
-                _log.warning("clocks differ", extra={"source": source, "skew_s": skew_s, "failed": failed})
+                _logger.warning("clocks differ", extra={"source": source, "skew_s": skew_s, "failed": failed})
                 subject = Ref("clock", ctx.zone, "platform").at("r1")
                 with self._ledger.write(ctx) as tx:
                     tx.emit("audit.clock_skew", subject, source=source, skew_s=skew_s, failed=failed)
 
 
-def stamp_log(ledger: Ledger, ctx: Context, settings: Timestamp, request: Request) -> CheckpointStamp | None:
+def stamp_log(
+    ledger: Ledger, ctx: CallContext, settings: TimestampSettings, request_token: RequestTimestamp
+) -> CheckpointStamp | None:
     """Have the newest checkpoint of one log dated; None when it is dated already or there is none."""
     try:
-        newest = Log(ShortReads(ledger, ctx), ctx.tenant, ctx.zone).newest()
+        newest = SealedLog(ShortTransactionReads(ledger, ctx), ctx.tenant, ctx.zone).newest()
     except NotFound:
         return None
-    ref = Ref(KIND, ctx.zone, f"c{newest.number:012d}")
+    ref = Ref(TIMESTAMP_KIND, ctx.zone, f"c{newest.number:012d}")
     with ledger.read(ctx) as tx:
         if tx.get(ref) is not None:
             return None
     text = newest.note.partition("\n\n")[0] + "\n"
-    stamped = request(settings.server, Path(settings.ca).expanduser(), text.encode())
-    if abs(stamped.skew_s) > settings.max_skew_s:
-        raise Corrupt(
-            f"the timestamp server's clock differs from ours by {stamped.skew_s:.0f} s", "set the clock: timedatectl"
+    timestamp_token = request_token(settings.server, Path(settings.ca).expanduser(), text.encode())
+    if abs(timestamp_token.skew_s) > settings.max_skew_s:
+        raise CorruptData(
+            f"the timestamp server's clock differs from ours by {timestamp_token.skew_s:.0f} s",
+            "set the clock: timedatectl",
         )
     body = {
-        "checkpoint": newest.number, "at": stamped.at, "skew_s": stamped.skew_s, "imprint": stamped.imprint,
-        "server": settings.server, "token": base64.b64encode(stamped.token).decode(), "text": text,
-    }  # fmt: skip
+        "checkpoint": newest.number,
+        "at": timestamp_token.at,
+        "skew_s": timestamp_token.skew_s,
+        "imprint": timestamp_token.imprint,
+        "server": settings.server,
+        "token": base64.b64encode(timestamp_token.token).decode(),
+        "text": text,
+    }
     with ledger.write(ctx) as tx:
         record = tx.put(ref, body)
-        tx.emit("audit.timestamp", record.ref, checkpoint=newest.number, imprint=stamped.imprint, at=stamped.at)
+        tx.emit(
+            "audit.timestamp",
+            record.ref,
+            checkpoint=newest.number,
+            imprint=timestamp_token.imprint,
+            at=timestamp_token.at,
+        )
     return _read_stamp(record)
 
 
-def _read_stamp(record: Record) -> CheckpointStamp:
+def _read_stamp(record: LedgerRecord) -> CheckpointStamp:
     return CheckpointStamp(**{name: record.body[name] for name in CheckpointStamp.__slots__})

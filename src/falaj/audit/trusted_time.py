@@ -13,15 +13,15 @@ import httpx
 from cryptography.x509 import Certificate, load_pem_x509_certificates
 
 from falaj.core.data import dataclass
-from falaj.core.errors import Corrupt, Invalid, Unavailable, lacking
+from falaj.core.errors import CorruptData, Invalid, Unavailable, missing_package_error
 
-MAX_ANSWER = 256 << 10
-_TIMEOUT_S = 20.0
-_QUERY, _REPLY = "application/timestamp-query", "application/timestamp-reply"
+MAX_ANSWER_BYTES = 256 << 10
+_REQUEST_TIMEOUT_S = 20.0
+_QUERY_MEDIA_TYPE, _REPLY_MEDIA_TYPE = "application/timestamp-query", "application/timestamp-reply"
 
 
 @dataclass(frozen=True, slots=True)
-class Stamped:
+class TimestampToken:
     """A verified token and what it says."""
 
     token: bytes
@@ -34,20 +34,22 @@ class Stamped:
     """The server's clock minus ours, as far as the way there and back lets one tell."""
 
 
-def request_timestamp(server: str, authorities: Path, data: bytes, clock: Callable[[], float] = time.time) -> Stamped:
+def request_timestamp(
+    server: str, authorities: Path, data: bytes, clock: Callable[[], float] = time.time
+) -> TimestampToken:
     """Have `data` dated by the server, and verify its answer; Corrupt for one that does not hold."""
     try:
         from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
     except ModuleNotFoundError as error:
-        raise lacking("trusted timestamps", "timestamp", error) from error
+        raise missing_package_error("trusted timestamps", "timestamp", error) from error
     query = TimestampRequestBuilder().data(data).hash_algorithm(HashAlgorithm.SHA256).cert_request(cert_request=True)
     request = query.nonce(nonce=True).build()
-    before = clock()
+    sent_at = clock()
     answer = _send_query(server, request.as_bytes())
-    after = clock()
-    at = verify_token(answer, data, authorities, request.nonce)
+    answered_at = clock()
+    attested_at = verify_token(answer, data, authorities, request.nonce)
     imprint = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    return Stamped(answer, at, imprint, round(at - (before + after) / 2, 3))
+    return TimestampToken(answer, attested_at, imprint, round(attested_at - (sent_at + answered_at) / 2, 3))
 
 
 def verify_token(answer: bytes, data: bytes, authorities: Path, nonce: int | None = None) -> float:
@@ -57,7 +59,7 @@ def verify_token(answer: bytes, data: bytes, authorities: Path, nonce: int | Non
     try:
         response = decode_timestamp_response(answer)
     except ValueError as error:
-        raise Corrupt(
+        raise CorruptData(
             "the timestamp server's answer is no TimeStampResp", "check the setting timestamp.server"
         ) from error
     builder = VerifierBuilder(roots=_read_authorities(authorities))
@@ -65,22 +67,24 @@ def verify_token(answer: bytes, data: bytes, authorities: Path, nonce: int | Non
     try:
         verifier.verify_message(response, data)
     except (VerificationError, ValueError) as error:
-        raise Corrupt(
+        raise CorruptData(
             f"the timestamp does not hold: {error}", "check the settings timestamp.server and timestamp.ca"
         ) from error
-    at: float = response.tst_info.gen_time.timestamp()
-    return at
+    attested_at: float = response.tst_info.gen_time.timestamp()
+    return attested_at
 
 
 def _send_query(server: str, query: bytes) -> bytes:
-    headers = {"content-type": _QUERY, "accept": _REPLY}
+    headers = {"content-type": _QUERY_MEDIA_TYPE, "accept": _REPLY_MEDIA_TYPE}
     try:
-        response = httpx.post(server, content=query, headers=headers, timeout=_TIMEOUT_S, follow_redirects=False)
+        response = httpx.post(
+            server, content=query, headers=headers, timeout=_REQUEST_TIMEOUT_S, follow_redirects=False
+        )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unavailable(
             f"the timestamp server does not answer ({type(error).__name__})", "it is asked again"
         ) from error
-    if response.status_code != httpx.codes.OK or len(response.content) > MAX_ANSWER:
+    if response.status_code != httpx.codes.OK or len(response.content) > MAX_ANSWER_BYTES:
         raise Unavailable(f"the timestamp server answered {response.status_code}", "it is asked again")
     return response.content
 

@@ -15,24 +15,44 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from falaj.backends import kubernetes_objects as objects
+from falaj.backends import kubernetes_manifests as objects
 from falaj.backends import kubernetes_status as read
-from falaj.backends.kubernetes_api import Json, KubeApi, Mirror
-from falaj.backends.kubernetes_logs import read_log, since
-from falaj.backends.kubernetes_nodes import OURS, devices, facts, instant
-from falaj.backends.kubernetes_reach import reach_of
-from falaj.backends.kubernetes_scale import KubeScaling, machine_kinds
-from falaj.backends.kubernetes_site import KINDS, KNOWN, NAME, account, asked_of, platform_of, site_of
-from falaj.backends.node_kinds import with_kind
+from falaj.backends.kubernetes_api import JsonObject, KubernetesApi, ObjectMirror
+from falaj.backends.kubernetes_connection import resolve_connection
+from falaj.backends.kubernetes_logs import get_since_time, read_log
+from falaj.backends.kubernetes_nodes import MANAGED_BY_LABEL, list_devices, parse_time, read_node
+from falaj.backends.kubernetes_options import (
+    KIND_BY_OBJECT,
+    KNOWN_OPTIONS,
+    NAME_PATTERN,
+    apply_attempt_options,
+    get_service_account,
+    read_options,
+    resolve_platform_addresses,
+)
+from falaj.backends.kubernetes_scaling import KubernetesScaling, read_machine_kinds
+from falaj.backends.node_kinds import add_kind_labels
 from falaj.core.errors import Conflict, Invalid, NotFound
-from falaj.core.execute import END, FAILED, LOST, OVER, UNKNOWN, WAITING, Attempt, LogChunk, NodeFacts, Slot, Status
+from falaj.core.executor import (
+    FAILED,
+    FINISHED_PHASES,
+    LOG_END,
+    LOST,
+    UNKNOWN,
+    WAITING,
+    Attempt,
+    AttemptStatus,
+    LogChunk,
+    NodeInfo,
+    Slot,
+)
 
-_FORCE_AFTER_S = 15.0
+_FORCE_KILL_DELAY_S = 15.0
 _GANG_GRACE_S = 10.0
-_BEGIN_S = 5.0
-_FORCED = "ended by force"
-_LAUNCHED = "falaj.dev/launched"
-_GROUPS = {
+_POD_CREATION_GRACE_S = 5.0
+_FORCED_REASON = "ended by force"
+_LAUNCHED_ANNOTATION = "falaj.dev/launched"
+_API_PATH_BY_KIND = {
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
@@ -40,240 +60,279 @@ _GROUPS = {
 }
 
 
-class KubernetesExecutor(KubeScaling):
+class KubernetesExecutor(KubernetesScaling):
     """The executor port over the REST API of one cluster, in one namespace."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        place, _, query = url.removeprefix("kubernetes:").partition("?")
-        written = dict(parse_qsl(query))
-        given = written | {name: str(value) for name, value in options.items()}
-        if strange := sorted(set(given) - {*KNOWN, "folder", "kinds"}):
-            raise Invalid(f"kubernetes: does not know {', '.join(strange)}", f"it knows {', '.join(KNOWN)}")
-        if not written.get("token", "env:").startswith(("env:", "file:")):
+        address, _, query = url.removeprefix("kubernetes:").partition("?")
+        query_options = dict(parse_qsl(query))
+        all_options = query_options | {name: str(value) for name, value in options.items()}
+        if unknown_names := sorted(set(all_options) - {*KNOWN_OPTIONS, "folder", "kinds"}):
+            raise Invalid(
+                f"kubernetes: does not know {', '.join(unknown_names)}", f"it knows {', '.join(KNOWN_OPTIONS)}"
+            )
+        if not query_options.get("token", "env:").startswith(("env:", "file:")):
             raise Invalid("the token is written into an address", "point at it: token=env:NAME or token=file:/path")
-        reach = reach_of(place, given)
-        self._site = site_of(reach.namespace, given)
-        self._kinds = machine_kinds(given.get("kinds", ""))
-        self._api = KubeApi(reach)
-        ours = {"labelSelector": f"{OURS}=falaj,{objects.ATTEMPT}"}
-        self._services, self._jobs, self._pods = (
-            Mirror(self._api, self._path(kind), **ours) for kind in ("Service", "Job", "Pod")
+        connection = resolve_connection(address, all_options)
+        self._options = read_options(connection.namespace, all_options)
+        self._kinds = read_machine_kinds(all_options.get("kinds", ""))
+        self._api = KubernetesApi(connection)
+        own_selector = {"labelSelector": f"{MANAGED_BY_LABEL}=falaj,{objects.ATTEMPT_LABEL}"}
+        self._service_mirror, self._job_mirror, self._pod_mirror = (
+            ObjectMirror(self._api, self._api_path(kind), **own_selector) for kind in ("Service", "Job", "Pod")
         )
-        self._nodes: dict[str, Json] = {}
-        self._sent: set[str] = set()
+        self._node_by_name: dict[str, JsonObject] = {}
+        self._sent_launchers: set[str] = set()
 
-    def capacity(self) -> Sequence[NodeFacts]:
+    def capacity(self) -> Sequence[NodeInfo]:
         """Every node, with what pods that are not ours ask for on it."""
         self._list_nodes()
-        alive = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-        pods, _ = self._api.list("/api/v1/pods", fieldSelector=alive)
-        bound: dict[str, list[Json]] = {}
+        running_selector = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+        pods, _ = self._api.list("/api/v1/pods", fieldSelector=running_selector)
+        pods_by_node: dict[str, list[JsonObject]] = {}
         for pod in pods:
-            bound.setdefault((pod.get("spec") or {}).get("nodeName", ""), []).append(pod)
-        known = self._site.tolerations, self._site.namespace
+            pods_by_node.setdefault((pod.get("spec") or {}).get("nodeName", ""), []).append(pod)
+        option_arguments = self._options.tolerations, self._options.namespace
         return [
-            with_kind(facts(node, bound.get(name, ()), *known), self._kinds, self._kind_of(node))
-            for name, node in sorted(self._nodes.items())
+            add_kind_labels(
+                read_node(node, pods_by_node.get(name, ()), *option_arguments), self._kinds, self._find_kind_name(node)
+            )
+            for name, node in sorted(self._node_by_name.items())
         ]
 
     def launch(self, attempt: Attempt) -> str:
         """Make its objects, the service first. What is there already is ours, or a Conflict."""
-        site = asked_of(attempt, self._site)
-        handle = objects.name_of(attempt.id)
-        asked = {slot.index: self._devices(slot) for slot in attempt.slots}
-        self._check_account(account(attempt, site))
-        claim = self._make(objects.service(attempt, site), attempt.id)
-        about = claim["metadata"]
-        if about.get("deletionTimestamp"):
+        options = apply_attempt_options(attempt, self._options)
+        handle = objects.make_object_name(attempt.id)
+        devices_by_slot = {slot.index: self._count_devices(slot) for slot in attempt.slots}
+        self._check_account(get_service_account(attempt, options))
+        service_object = self._create_object(objects.make_service(attempt, options), attempt.id)
+        metadata = service_object["metadata"]
+        if metadata.get("deletionTimestamp"):
             raise Conflict(f"the attempt {handle} is being forgotten", "its objects go in a moment")
-        if {read.ENDED, objects.STOP, _LAUNCHED} & set(_notes(claim)):
+        if {read.ENDED_ANNOTATION, objects.STOP_ANNOTATION, _LAUNCHED_ANNOTATION} & set(
+            _get_annotations(service_object)
+        ):
             return handle
         try:
             self._send_launcher(attempt)
-            for one in objects.belongings(attempt, site, about["uid"], asked, platform_of(attempt)):
-                made = self._make(one)
-                if one["kind"] == "Job":
-                    self._jobs.put(made)
+            for manifest in objects.make_owned_objects(
+                attempt, options, metadata["uid"], devices_by_slot, resolve_platform_addresses(attempt)
+            ):
+                created = self._create_object(manifest)
+                if manifest["kind"] == "Job":
+                    self._job_mirror.put(created)
         except (Invalid, Conflict):
-            self._remove(handle)
+            self._delete_service(handle)
             raise
-        self._services.put(self._annotate("Service", handle, {_LAUNCHED: "true"}))
+        self._service_mirror.put(self._annotate_object("Service", handle, {_LAUNCHED_ANNOTATION: "true"}))
         return handle
 
-    def poll(self, handles: Sequence[str]) -> Sequence[Status]:
+    def poll(self, handles: Sequence[str]) -> Sequence[AttemptStatus]:
         """What became of each. What outlived its grace, or its gang, is ended here."""
         if not handles:
             return []
-        known = self._seen(handles)
-        for handle, (service, slots) in known.items():
+        states = self._read_states(handles)
+        for handle, (service, slots) in states.items():
             with contextlib.suppress(NotFound):
-                self._enforce(handle, service, slots)
-        return [read.status(h, known[h][1]) if h in known else Status(h, UNKNOWN) for h in handles]
+                self._enforce_end(handle, service, slots)
+        return [
+            read.summarize_status(requested_handle, states[requested_handle][1])
+            if requested_handle in states
+            else AttemptStatus(requested_handle, UNKNOWN)
+            for requested_handle in handles
+        ]
 
     def checkpoint(self, handle: str) -> None:
         """Annotate the pods, whose launchers see it."""
-        for _, slots in self._seen([handle]).values():
+        for _, slots in self._read_states([handle]).values():
             for slot in slots:
                 if slot.live and slot.started:
-                    self._annotate("Pod", slot.pod, {objects.CHECKPOINT: str(time.time())})
+                    self._annotate_object("Pod", slot.pod, {objects.CHECKPOINT_ANNOTATION: str(time.time())})
 
     def stop(self, handle: str, grace_s: float) -> None:
         """Annotate the pods, whose launchers end; where none has begun, delete at once."""
-        for service, slots in self._seen([handle]).values():
-            if read.status(handle, slots).phase not in OVER:
-                self._stop(handle, service, slots, grace_s)
+        for service, slots in self._read_states([handle]).values():
+            if read.summarize_status(handle, slots).phase not in FINISHED_PHASES:
+                self._stop_slots(handle, service, slots, grace_s)
 
     def logs(self, handle: str, slot: int, after: str = "", limit: int = 1000) -> LogChunk:
         """Lines of a slot's container; the cursor is the time of the last one, and how many had that very time."""
-        known = self._seen([handle]).get(handle)
-        if known is None or not 0 <= slot < len(known[1]):
+        states = self._read_states([handle]).get(handle)
+        if states is None or not 0 <= slot < len(states[1]):
             raise NotFound(
                 f"Kubernetes ran no slot {slot} of {handle[:80]!r} for us", "it was forgotten, or is elsewhere"
             )
-        pod, over = known[1][slot].pod, known[1][slot].phase in OVER
-        params = {"container": objects.CONTAINER[_notes(known[0]).get(objects.OBJECT, "job")], "timestamps": "true"}
-        if after == END:
-            after, params = "", {**params, "tailLines": str(limit)}
-        params |= {"sinceTime": start} if (start := since(after)) else {}
+        pod, is_over = states[1][slot].pod, states[1][slot].phase in FINISHED_PHASES
+        query_params = {
+            "container": objects.CONTAINER_BY_OBJECT[_get_annotations(states[0]).get(objects.OBJECT_ANNOTATION, "job")],
+            "timestamps": "true",
+        }
+        if after == LOG_END:
+            after, query_params = "", {**query_params, "tailLines": str(limit)}
+        query_params |= {"sinceTime": since_time} if (since_time := get_since_time(after)) else {}
 
-        def fetch(most: int) -> bytes:
-            return self._api.text(f"{self._path('Pod')}/{pod}/log", limitBytes=str(most), **params)
+        def fetch_log(max_bytes: int) -> bytes:
+            return self._api.text(f"{self._api_path('Pod')}/{pod}/log", limitBytes=str(max_bytes), **query_params)
 
         try:
-            return read_log(fetch, after, limit, over) if pod else LogChunk((), after, over)
+            return read_log(fetch_log, after, limit, is_over) if pod else LogChunk((), after, is_over)
         except (Invalid, NotFound):
             # Its container has not begun, or its node is gone.
-            return LogChunk((), after, over)
+            return LogChunk((), after, is_over)
 
     def forget(self, handle: str) -> None:
         """Delete the service, and with it all that belongs to it."""
-        for _, slots in self._seen([handle]).values():
-            if read.status(handle, slots).phase not in OVER:
+        for _, slots in self._read_states([handle]).values():
+            if read.summarize_status(handle, slots).phase not in FINISHED_PHASES:
                 raise Conflict(f"the attempt {handle!r} still runs", "stop it first")
-            self._remove(handle)
+            self._delete_service(handle)
 
     def close(self) -> None:
         """End the watches; attempts run on."""
-        for mirror in (self._services, self._jobs, self._pods):
+        for mirror in (self._service_mirror, self._job_mirror, self._pod_mirror):
             mirror.close()
         self._api.close()
 
-    def _seen(self, handles: Iterable[str]) -> dict[str, tuple[Json, list[read.Seen]]]:
+    def _read_states(self, handles: Iterable[str]) -> dict[str, tuple[JsonObject, list[read.SlotState]]]:
         """Those of the handles that are ours, with their slots."""
-        services, jobs, pods = self._services.all(), _grouped(self._jobs.all()), _grouped(self._pods.all())
-        found, now = {}, time.time()
+        services, jobs, pods = (
+            self._service_mirror.all(),
+            _group_by_attempt(self._job_mirror.all()),
+            _group_by_attempt(self._pod_mirror.all()),
+        )
+        states, now = {}, time.time()
         for handle in handles:
-            service = services.get(handle) or self._late(handle)
+            service = services.get(handle) or self._fetch_service(handle)
             if service is None or service["metadata"].get("deletionTimestamp"):
                 continue
-            slots = read.look(service, jobs.get(handle, ()), pods.get(handle, ()), now)
-            if handle not in pods and all(one.phase == WAITING for one in slots):
-                slots = self._without_pods(handle, service, slots, handle in jobs)
-            found[handle] = (service, slots)
-        return found
+            slots = read.read_slot_states(service, jobs.get(handle, ()), pods.get(handle, ()), now)
+            if handle not in pods and all(slot_state.phase == WAITING for slot_state in slots):
+                slots = self._explain_missing_pods(handle, service, slots, handle in jobs)
+            states[handle] = (service, slots)
+        return states
 
-    def _late(self, handle: str) -> Json | None:
+    def _fetch_service(self, handle: str) -> JsonObject | None:
         """A service that the watch has not told us of: made by another platform a moment ago."""
-        if not NAME.fullmatch(handle):
+        if not NAME_PATTERN.fullmatch(handle):
             return None
         try:
-            found = self._api.get(f"{self._path('Service')}/{handle}")
+            service = self._api.get(f"{self._api_path('Service')}/{handle}")
         except NotFound:
             return None
-        return found if _labels(found).get(objects.ATTEMPT) == handle else None
+        return service if _get_labels(service).get(objects.ATTEMPT_LABEL) == handle else None
 
-    def _without_pods(self, handle: str, service: Json, slots: list[read.Seen], begun: bool) -> list[read.Seen]:
+    def _explain_missing_pods(
+        self, handle: str, service: JsonObject, slots: list[read.SlotState], has_job: bool
+    ) -> list[read.SlotState]:
         """Nothing runs of it: not yet, not any more, or never. Its object says which, and events say why."""
-        notes = _notes(service)
-        if _LAUNCHED not in notes or any(one.reason for one in slots):
+        annotations = _get_annotations(service)
+        if _LAUNCHED_ANNOTATION not in annotations or any(slot_state.reason for slot_state in slots):
             return slots
-        kind = KINDS[notes.get(objects.OBJECT, "job")]
+        kind = KIND_BY_OBJECT[annotations.get(objects.OBJECT_ANNOTATION, "job")]
         name = f"{handle}-0" if kind == "Job" else handle
         try:
-            begun or self._api.get(f"{self._path(kind)}/{name}")
+            has_job or self._api.get(f"{self._api_path(kind)}/{name}")
         except NotFound:
-            return [read.Seen(LOST, reason="somebody deleted it", ended=time.time()) for _ in slots]
-        if time.time() < instant(service["metadata"].get("creationTimestamp")) + _BEGIN_S:
+            return [read.SlotState(LOST, reason="somebody deleted it", ended=time.time()) for _ in slots]
+        if time.time() < parse_time(service["metadata"].get("creationTimestamp")) + _POD_CREATION_GRACE_S:
             return slots
-        about = f"involvedObject.name={name},type=Warning"
-        events, _ = self._api.list(self._path("Event"), fieldSelector=about)
-        return [one._replace(reason=str(events[-1].get("message", ""))) for one in slots] if events else slots
+        event_selector = f"involvedObject.name={name},type=Warning"
+        events, _ = self._api.list(self._api_path("Event"), fieldSelector=event_selector)
+        return (
+            [slot_state._replace(reason=str(events[-1].get("message", ""))) for slot_state in slots]
+            if events
+            else slots
+        )
 
-    def _enforce(self, handle: str, service: Json, slots: list[read.Seen]) -> None:
+    def _enforce_end(self, handle: str, service: JsonObject, slots: list[read.SlotState]) -> None:
         """A gang ends together, and what was told to end does."""
-        told, alive = read.note(service, objects.STOP), any(one.live for one in slots)
-        if alive and read.ENDED in _notes(service):
+        stop_note, has_live_pods = (
+            read.read_json_annotation(service, objects.STOP_ANNOTATION),
+            any(slot_state.live for slot_state in slots),
+        )
+        if has_live_pods and read.ENDED_ANNOTATION in _get_annotations(service):
             # A platform wrote that down and died before it deleted anything.
-            self._delete(handle, service)
-        elif all(one.phase in OVER for one in slots):
-            if alive:
-                self._force(handle, slots, "")
-        elif told and time.time() > _due(told) + _FORCE_AFTER_S:
-            self._force(handle, slots, _FORCED)
-        elif not told and any(one.bad for one in slots):
-            self._stop(handle, service, slots, _GANG_GRACE_S)
+            self._delete_workload(handle, service)
+        elif all(slot_state.phase in FINISHED_PHASES for slot_state in slots):
+            if has_live_pods:
+                self._force_end(handle, slots, "")
+        elif stop_note and time.time() > _get_stop_deadline(stop_note) + _FORCE_KILL_DELAY_S:
+            self._force_end(handle, slots, _FORCED_REASON)
+        elif not stop_note and any(slot_state.bad for slot_state in slots):
+            self._stop_slots(handle, service, slots, _GANG_GRACE_S)
 
-    def _stop(self, handle: str, service: Json, slots: list[read.Seen], grace_s: float) -> None:
-        told = read.note(service, objects.STOP)
-        if not told or time.time() + grace_s < _due(told):
-            words = json.dumps({"grace_s": grace_s, "at": time.time()})
-            self._services.put(self._annotate("Service", handle, {objects.STOP: words}))
+    def _stop_slots(self, handle: str, service: JsonObject, slots: list[read.SlotState], grace_s: float) -> None:
+        stop_note = read.read_json_annotation(service, objects.STOP_ANNOTATION)
+        if not stop_note or time.time() + grace_s < _get_stop_deadline(stop_note):
+            note_text = json.dumps({"grace_s": grace_s, "at": time.time()})
+            self._service_mirror.put(self._annotate_object("Service", handle, {objects.STOP_ANNOTATION: note_text}))
             for slot in slots:
                 if slot.live:
-                    self._annotate("Pod", slot.pod, {objects.STOP: words})
+                    self._annotate_object("Pod", slot.pod, {objects.STOP_ANNOTATION: note_text})
         if not any(slot.live and slot.started for slot in slots):
-            bad = any(slot.bad for slot in slots)
-            self._force(handle, slots, "ended with its gang" if bad else "stopped before it began")
+            has_failed = any(slot.bad for slot in slots)
+            self._force_end(handle, slots, "ended with its gang" if has_failed else "stopped before it began")
 
-    def _force(self, handle: str, slots: list[read.Seen], why: str) -> None:
+    def _force_end(self, handle: str, slots: list[read.SlotState], reason: str) -> None:
         """Write down how it ended, then delete the Jobs and pods; the service stays until it is forgotten."""
         now = time.time()
-        code = 137 if why == _FORCED else 143
-        over = [one if one.phase in OVER else read.Seen(FAILED, code, why, ended=now) for one in slots]
-        rows = [[at, one.phase, one.code, one.reason, one.ended or now] for at, one in enumerate(over)]
-        made = self._annotate("Service", handle, {read.ENDED: json.dumps({"exits": rows})})
-        self._services.put(made)
-        self._delete(handle, made)
+        exit_code = 137 if reason == _FORCED_REASON else 143
+        final_states = [
+            slot_state if slot_state.phase in FINISHED_PHASES else read.SlotState(FAILED, exit_code, reason, ended=now)
+            for slot_state in slots
+        ]
+        rows = [
+            [slot_index, slot_state.phase, slot_state.code, slot_state.reason, slot_state.ended or now]
+            for slot_index, slot_state in enumerate(final_states)
+        ]
+        service = self._annotate_object("Service", handle, {read.ENDED_ANNOTATION: json.dumps({"exits": rows})})
+        self._service_mirror.put(service)
+        self._delete_workload(handle, service)
 
-    def _delete(self, handle: str, service: Json) -> None:
-        whose = {"labelSelector": f"{OURS}=falaj,{objects.ATTEMPT}={handle}"}
-        kind = KINDS[_notes(service).get(objects.OBJECT, "job")]
-        self._api.delete(self._path(kind), {"propagationPolicy": "Foreground"}, **whose)
-        self._api.delete(self._path("Pod"), {"gracePeriodSeconds": 1}, **whose)
+    def _delete_workload(self, handle: str, service: JsonObject) -> None:
+        attempt_selector = {"labelSelector": f"{MANAGED_BY_LABEL}=falaj,{objects.ATTEMPT_LABEL}={handle}"}
+        kind = KIND_BY_OBJECT[_get_annotations(service).get(objects.OBJECT_ANNOTATION, "job")]
+        self._api.delete(self._api_path(kind), {"propagationPolicy": "Foreground"}, **attempt_selector)
+        self._api.delete(self._api_path("Pod"), {"gracePeriodSeconds": 1}, **attempt_selector)
 
-    def _remove(self, handle: str) -> None:
-        self._api.delete(f"{self._path('Service')}/{handle}", {"propagationPolicy": "Foreground"})
-        service = self._late(handle)
+    def _delete_service(self, handle: str) -> None:
+        self._api.delete(f"{self._api_path('Service')}/{handle}", {"propagationPolicy": "Foreground"})
+        service = self._fetch_service(handle)
         if service is not None:
-            self._services.put(service)
+            self._service_mirror.put(service)
 
-    def _make(self, one: Json, attempt: str = "") -> Json:
+    def _create_object(self, manifest: JsonObject, attempt_id: str = "") -> JsonObject:
         """Create it, or find it and see that it is ours."""
-        path, about = self._path(one["kind"]), one["metadata"]
+        path, metadata = self._api_path(manifest["kind"]), manifest["metadata"]
         try:
-            return self._api.create(path, one)
+            return self._api.create(path, manifest)
         except Conflict:
-            found = self._api.get(f"{path}/{about['name']}")
-        owners = {owner.get("uid") for owner in found["metadata"].get("ownerReferences") or ()}
-        wanted = {owner["uid"] for owner in about.get("ownerReferences") or ()}
-        named = not attempt or _notes(found).get(objects.ID) == attempt
-        if not wanted <= owners or not named or _labels(found).get(OURS) != "falaj":
-            raise Conflict(f"the {one['kind']} {about['name']} is there and is not ours", "rename or remove it")
-        return found
+            existing = self._api.get(f"{path}/{metadata['name']}")
+        owners = {owner.get("uid") for owner in existing["metadata"].get("ownerReferences") or ()}
+        required_owners = {owner["uid"] for owner in metadata.get("ownerReferences") or ()}
+        has_attempt_id = not attempt_id or _get_annotations(existing).get(objects.ID_ANNOTATION) == attempt_id
+        if (
+            not required_owners <= owners
+            or not has_attempt_id
+            or _get_labels(existing).get(MANAGED_BY_LABEL) != "falaj"
+        ):
+            raise Conflict(f"the {manifest['kind']} {metadata['name']} is there and is not ours", "rename or remove it")
+        return existing
 
     def _send_launcher(self, attempt: Attempt) -> None:
-        one = objects.launcher(attempt)
-        name = one["metadata"]["name"]
-        if name in self._sent:
+        config_map = objects.make_launcher_config(attempt)
+        name = config_map["metadata"]["name"]
+        if name in self._sent_launchers:
             return
-        if self._make(one).get("binaryData") != one["binaryData"]:
+        if self._create_object(config_map).get("binaryData") != config_map["binaryData"]:
             raise Conflict(f"the ConfigMap {name} does not hold what its name says", "delete it: it is made anew")
-        self._sent.add(name)
+        self._sent_launchers.add(name)
 
-    def _annotate(self, kind: str, name: str, notes: Mapping[str, str]) -> Json:
+    def _annotate_object(self, kind: str, name: str, annotations: Mapping[str, str]) -> JsonObject:
         """Say it; a pod that is gone needs not hear it."""
         try:
-            return self._api.patch(f"{self._path(kind)}/{name}", {"metadata": {"annotations": notes}})
+            return self._api.patch(f"{self._api_path(kind)}/{name}", {"metadata": {"annotations": annotations}})
         except NotFound:
             if kind != "Pod":
                 raise
@@ -281,48 +340,50 @@ class KubernetesExecutor(KubeScaling):
 
     def _check_account(self, name: str) -> None:
         try:
-            self._api.get(f"{self._path('ServiceAccount')}/{name}")
+            self._api.get(f"{self._api_path('ServiceAccount')}/{name}")
         except NotFound:
-            where = self._site.namespace
-            hint = f"kubectl create serviceaccount {name} -n {where}"
-            raise Invalid(f"the namespace {where} has no service account {name!r}", hint) from None
+            namespace = self._options.namespace
+            hint = f"kubectl create serviceaccount {name} -n {namespace}"
+            raise Invalid(f"the namespace {namespace} has no service account {name!r}", hint) from None
 
-    def _devices(self, slot: Slot) -> dict[str, int]:
+    def _count_devices(self, slot: Slot) -> dict[str, int]:
         """What a slot asks for by the resources' own names."""
-        if slot.node not in self._nodes:
+        if slot.node not in self._node_by_name:
             self._list_nodes()
-        if slot.node not in self._nodes:
+        if slot.node not in self._node_by_name:
             raise Conflict(f"Kubernetes has no node {slot.node[:80]!r}", "it may have left; look at capacity")
-        known = {device.index: resource for device, resource in devices(self._nodes[slot.node]).items()}
-        asked: dict[str, int] = {}
+        resource_by_index = {
+            device.index: resource for device, resource in list_devices(self._node_by_name[slot.node]).items()
+        }
+        count_by_resource: dict[str, int] = {}
         for index in slot.devices:
-            if index not in known:
-                raise Invalid(f"the node {slot.node} has no device {index}", f"it has {len(known)}")
-            asked[known[index]] = asked.get(known[index], 0) + 1
-        return asked
+            if index not in resource_by_index:
+                raise Invalid(f"the node {slot.node} has no device {index}", f"it has {len(resource_by_index)}")
+            count_by_resource[resource_by_index[index]] = count_by_resource.get(resource_by_index[index], 0) + 1
+        return count_by_resource
 
     def _list_nodes(self) -> None:
         nodes, _ = self._api.list("/api/v1/nodes")
-        self._nodes = {node["metadata"]["name"]: node for node in nodes}
+        self._node_by_name = {node["metadata"]["name"]: node for node in nodes}
 
-    def _path(self, kind: str) -> str:
-        return _GROUPS.get(kind, f"/api/v1/namespaces/{{}}/{kind.lower()}s").format(self._site.namespace)
-
-
-def _due(told: Mapping[str, Any]) -> float:
-    return float(told.get("at", 0)) + float(told.get("grace_s", 0))
+    def _api_path(self, kind: str) -> str:
+        return _API_PATH_BY_KIND.get(kind, f"/api/v1/namespaces/{{}}/{kind.lower()}s").format(self._options.namespace)
 
 
-def _labels(one: Json) -> dict[str, str]:
-    return one["metadata"].get("labels") or {}
+def _get_stop_deadline(stop_note: Mapping[str, Any]) -> float:
+    return float(stop_note.get("at", 0)) + float(stop_note.get("grace_s", 0))
 
 
-def _notes(one: Json) -> dict[str, str]:
-    return one["metadata"].get("annotations") or {}
+def _get_labels(kube_object: JsonObject) -> dict[str, str]:
+    return kube_object["metadata"].get("labels") or {}
 
 
-def _grouped(many: Mapping[str, Json]) -> dict[str, list[Json]]:
-    found: dict[str, list[Json]] = {}
-    for one in many.values():
-        found.setdefault(_labels(one).get(objects.ATTEMPT, ""), []).append(one)
-    return found
+def _get_annotations(kube_object: JsonObject) -> dict[str, str]:
+    return kube_object["metadata"].get("annotations") or {}
+
+
+def _group_by_attempt(objects_by_name: Mapping[str, JsonObject]) -> dict[str, list[JsonObject]]:
+    objects_by_attempt: dict[str, list[JsonObject]] = {}
+    for kube_object in objects_by_name.values():
+        objects_by_attempt.setdefault(_get_labels(kube_object).get(objects.ATTEMPT_LABEL, ""), []).append(kube_object)
+    return objects_by_attempt

@@ -7,60 +7,64 @@ import re
 from collections.abc import Callable
 
 from falaj.core.errors import Invalid
-from falaj.core.execute import LogChunk
+from falaj.core.executor import LogChunk
 
-_BYTES, _MOST_BYTES = 1 << 20, 1 << 27
-_CURSOR = re.compile(r"([0-9TZ:.+-]+)#(\d+)")
-Line = tuple[str, int, str]
+_FIRST_READ_BYTES, _MAX_READ_BYTES = 1 << 20, 1 << 27
+_CURSOR_PATTERN = re.compile(r"([0-9TZ:.+-]+)#(\d+)")
+LogLine = tuple[str, int, str]
 """When, the how many-eth of that time, and what."""
 
 
-def since(cursor: str) -> str:
+def get_since_time(cursor: str) -> str:
     """The second to ask from; nothing for all."""
-    if cursor and not _CURSOR.fullmatch(cursor):
+    if cursor and not _CURSOR_PATTERN.fullmatch(cursor):
         raise Invalid("this is no cursor of a log", "begin again without one")
     return re.sub(r"\.\d+", "", cursor.partition("#")[0])
 
 
-def read_log(fetch: Callable[[int], bytes], cursor: str, limit: int, over: bool) -> LogChunk:
-    """Lines after a cursor. `fetch` gives up to so many bytes from the cursor's second on."""
-    most = _BYTES
+def read_log(fetch_log: Callable[[int], bytes], cursor: str, limit: int, is_over: bool) -> LogChunk:
+    """Lines after a cursor. `fetch_log` gives up to so many bytes from the cursor's second on."""
+    max_bytes = _FIRST_READ_BYTES
     while True:
-        data = fetch(most)
-        cut = len(data) >= most
-        fresh = _after(_lines(data, over and not cut), cursor)
-        if fresh or not cut or most >= _MOST_BYTES:
+        data = fetch_log(max_bytes)
+        is_truncated = len(data) >= max_bytes
+        new_lines = _skip_to_cursor(_parse_lines(data, is_over and not is_truncated), cursor)
+        if new_lines or not is_truncated or max_bytes >= _MAX_READ_BYTES:
             break
         # More than a page in one second, all of it read already.
-        most *= 8
-    part = fresh[:limit]
-    ahead = f"{part[-1][0]}#{part[-1][1]}" if part else cursor
-    return LogChunk(tuple(text for _, _, text in part), ahead, over and not cut and len(part) == len(fresh))
+        max_bytes *= 8
+    page = new_lines[:limit]
+    next_cursor = f"{page[-1][0]}#{page[-1][1]}" if page else cursor
+    return LogChunk(
+        tuple(text for _, _, text in page), next_cursor, is_over and not is_truncated and len(page) == len(new_lines)
+    )
 
 
-def _lines(data: bytes, whole: bool) -> list[Line]:
+def _parse_lines(data: bytes, is_complete: bool) -> list[LogLine]:
     rows = data.decode(errors="replace").split("\n")
-    if not whole or not rows[-1]:
+    if not is_complete or not rows[-1]:
         rows.pop()
-    found: list[Line] = []
+    log_lines: list[LogLine] = []
     for row in rows:
         stamp, _, text = row.partition(" ")
-        same = found[-1][1] + 1 if found and found[-1][0] == stamp else 1
-        found.append((stamp, same, text.rstrip("\r")))
-    return found
+        same_time_count = log_lines[-1][1] + 1 if log_lines and log_lines[-1][0] == stamp else 1
+        log_lines.append((stamp, same_time_count, text.rstrip("\r")))
+    return log_lines
 
 
-def _after(lines: list[Line], cursor: str) -> list[Line]:
-    stamp, _, same = cursor.partition("#")
+def _skip_to_cursor(lines: list[LogLine], cursor: str) -> list[LogLine]:
+    stamp, _, same_time_count = cursor.partition("#")
     if not cursor:
         return lines
-    here = next((at for at, line in enumerate(lines) if line[:2] == (stamp, int(same))), None)
-    if here is not None:
-        return lines[here + 1 :]
+    cursor_index = next(
+        (line_index for line_index, line in enumerate(lines) if line[:2] == (stamp, int(same_time_count))), None
+    )
+    if cursor_index is not None:
+        return lines[cursor_index + 1 :]
     # Rotated away: what is newer is new.
-    return [line for line in lines if _order(line[0]) > _order(stamp)]
+    return [line for line in lines if _to_sort_key(line[0]) > _to_sort_key(stamp)]
 
 
-def _order(stamp: str) -> tuple[str, str]:
+def _to_sort_key(stamp: str) -> tuple[str, str]:
     second, _, fraction = stamp.rstrip("Z").partition(".")
     return second, fraction.ljust(9, "0")

@@ -18,48 +18,48 @@ import threading
 import time
 from pathlib import Path
 
-TURN_S = 0.25
-_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
+POLL_INTERVAL_S = 0.25
+_BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
 
 
-def main(slot: str, last_words: str) -> int:
+def main(slot: str, termination_file: str) -> int:
     """Run the launcher of one slot; gives its exit code."""
-    here = Path(sys.argv[0]).parent
+    launcher_folder = Path(sys.argv[0]).parent
     # As the launcher does, but before there is a second thread that could be hit instead.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-    home = Path(tempfile.mkdtemp(prefix="falaj-slot-"))
-    tempfile.tempdir = str(home)
-    threading.Thread(target=_listen, args=(here / "signals", home), daemon=True).start()
-    launcher = str(here / "falaj-worker.pyz")
-    sys.argv = [launcher, str(here / "context.json"), slot]
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+    slot_folder = Path(tempfile.mkdtemp(prefix="falaj-slot-"))
+    tempfile.tempdir = str(slot_folder)
+    threading.Thread(target=_watch_signals, args=(launcher_folder / "signals", slot_folder), daemon=True).start()
+    launcher = str(launcher_folder / "falaj-worker.pyz")
+    sys.argv = [launcher, str(launcher_folder / "context.json"), slot]
     try:
         runpy.run_path(launcher, run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    for exit_file in home.glob(f"*/slot-{slot}.exit"):
+        exit_code = 0
+    except SystemExit as exit_exception:
+        exit_code = exit_exception.code if isinstance(exit_exception.code, int) else 1
+    for exit_file in slot_folder.glob(f"*/slot-{slot}.exit"):
         with contextlib.suppress(OSError):
-            Path(last_words).write_bytes(exit_file.read_bytes())
-    return code
+            Path(termination_file).write_bytes(exit_file.read_bytes())
+    return exit_code
 
 
-def _listen(signals: Path, home: Path) -> None:
-    wish = stop = ""
+def _watch_signals(signals: Path, slot_folder: Path) -> None:
+    last_checkpoint = last_stop = ""
     while True:
-        if (now := _read(signals / "checkpoint")) != wish:
-            wish = now
+        if (text := _read_text(signals / "checkpoint")) != last_checkpoint:
+            last_checkpoint = text
             os.kill(os.getpid(), signal.SIGUSR1)
-        # The launcher looks for its grace in its own folder, which it makes in `home` when it starts.
-        folders = list(home.glob("falaj-*"))
-        if folders and (now := _read(signals / "stop")) not in ("", stop):
-            stop = now
+        # The launcher looks for its grace in its own folder, which it makes in `slot_folder` when it starts.
+        folders = list(slot_folder.glob("falaj-*"))
+        if folders and (text := _read_text(signals / "stop")) not in ("", last_stop):
+            last_stop = text
             for folder in folders:
-                (folder / "stop").write_text(stop, encoding="utf-8")
+                (folder / "stop").write_text(last_stop, encoding="utf-8")
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(TURN_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

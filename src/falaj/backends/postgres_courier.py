@@ -3,7 +3,7 @@
 A thread that waits for the engine has to be woken for every group, and has to wake the event loop after it, which takes
 as long as what the group does. So calls that ask only for what is remembered, and only tell or write over what they
 asked for, run on the event loop itself. Whatever needs more than that is none of the courier's: its group ends with
-Stale, nothing of it happened, and all of it is run again where somebody may wait.
+StaleRevision, nothing of it happened, and all of it is run again where somebody may wait.
 
 Groups that change rows are SERIALIZABLE like every other that does, and go one after the other: side by side they would
 only meet.
@@ -18,13 +18,21 @@ import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format
 
-from falaj.backends.postgres_columns import Plan
-from falaj.backends.postgres_group import Groups, Member, PostgresGroup
+from falaj.backends.postgres_arrays import ColumnStatement
+from falaj.backends.postgres_group import GroupCoordinator, GroupMember, PostgresCommitGroup
 from falaj.backends.postgres_memory import UNDONE, Seen, overtaken, read_many
-from falaj.backends.postgres_txn import Connection, Glance, PostgresTxn, Riders, addition, failure, quiet
-from falaj.backends.sql.rows import stale
-from falaj.core.errors import FalajError, Stale
-from falaj.core.ports import EventRow, Key, Row, Txn
+from falaj.backends.postgres_transaction import (
+    Connection,
+    ExtraRows,
+    PostgresTransaction,
+    SnapshotlessReader,
+    build_append,
+    is_quiet,
+    translate_error,
+)
+from falaj.backends.sql.rows import stale_revision_error
+from falaj.core.errors import FalajError, StaleRevision
+from falaj.core.ports import EventRow, RecordKey, StoredRow, StoreTransaction
 
 WAYS = 2
 """So many groups that only tell may be under way: the calls of one are run while the engine writes the other."""
@@ -38,16 +46,20 @@ class Courier:
     event loop only."""
 
     def __init__(
-        self, groups: Groups, connect: Callable[[], Connection], glance: Glance, told: Callable[[], None]
+        self,
+        groups: GroupCoordinator,
+        connect: Callable[[], Connection],
+        glance: SnapshotlessReader,
+        told: Callable[[], None],
     ) -> None:
         """`groups`: those of the threads that wait; `told` is called when something is durable."""
         self._connect, self._glance, self._memory, self._told = connect, glance, glance.memory, told
-        self._groups = Groups(groups.url, self._begin, self._hold, glance.memory, groups.wait_s, groups.local)
+        self._groups = GroupCoordinator(groups.url, self._begin, self._hold, glance.memory, groups.wait_s, groups.local)
         self._group = _Group(self._groups, self._refuse)
         self._held: _Said | None = None
         """What the group that was left last has to tell."""
         self._refused = False
-        self._changing: Mapping[Key, Row] = {}
+        self._changing: Mapping[RecordKey, StoredRow] = {}
         """What is being written over."""
         self._missing = [True, *[False] * WAYS]
         """Connections to open: whether it is the one for changes."""
@@ -86,48 +98,48 @@ class Courier:
         """Whether a group can be sent now, whatever is in it."""
         return {way.strict for way in self._ways if way.free} == {True, False}
 
-    def at_hand(self, keys: Sequence[Key]) -> bool:
+    def at_hand(self, keys: Sequence[RecordKey]) -> bool:
         """Whether these are remembered, and nobody is about to change them."""
         return self._changing.keys().isdisjoint(keys) and self._memory.recall(keys) is not None
 
-    def fetch(self, keys: Sequence[Key]) -> None:
+    def fetch(self, keys: Sequence[RecordKey]) -> None:
         """Have these at hand."""
         self._memory.keep(read_many(self._glance.ask, keys))
 
-    def group(self) -> PostgresGroup:
+    def group(self) -> PostgresCommitGroup:
         """A group that only remembers, tells, and writes over what it remembers. Leaving it makes nothing durable:
         `send` does."""
         self._held, self._refused, self._group = None, False, _Group(self._groups, self._refuse)
         return self._group
 
-    def send(self, done: Done) -> None:
+    def send(self, on_done: Done) -> None:
         """Make durable what the group that was left last has to tell, and call back: with the reason where it is not.
-        Stale means that nothing of it happened."""
+        StaleRevision means that nothing of it happened."""
         held, self._held = self._held, None
         strict = held is not None and bool(held.rows)
         way = next((way for way in tuple(self._ways) if way.strict == strict and way.free and way.stands()), None)
         if self._refused or (held is not None and way is None):
-            done(Stale("this cannot be carried", "call again"))
+            on_done(StaleRevision("this cannot be carried", "call again"))
             return
         if held is None or way is None:  # nobody has said anything
-            done(None)
+            on_done(None)
             return
         try:
-            plan, values = addition(*held)
+            plan, values = build_append(*held)
         except FalajError as error:
-            done(error)
+            on_done(error)
             return
         if held.rows:
             self._changing = held.rows
             self._memory.forget(held.rows)
-        way.send(_Parcel(plan, values, lambda added, error: self._ended(held, done, added, error)))
+        way.send(_Parcel(plan, values, lambda added, error: self._ended(held, on_done, added, error)))
 
     def _ended(self, held: "_Said", done: Done, added: "_Added", error: FalajError | None) -> None:
         if held.rows:
             self._changing = {}
         if error is None and not added.events:
             error = overtaken()
-        if isinstance(error, Stale):
+        if isinstance(error, StaleRevision):
             self._memory.forget(held.seen)
         if error is None:
             self._memory.keep({key: Seen(row, added.mark) for key, row in held.rows.items()})
@@ -138,35 +150,40 @@ class Courier:
         self._ways.remove(way)
         self._missing.append(way.strict)
 
-    def _hold(self, events: Sequence[EventRow], riders: Riders, seen: Mapping[Key, Seen]) -> None:
+    def _hold(self, events: Sequence[EventRow], riders: ExtraRows, seen: Mapping[RecordKey, Seen]) -> None:
         self._held = _Said(events, riders, seen, self._group.rows)
 
-    def _begin(self, write: bool) -> PostgresTxn:
+    def _begin(self, write: bool) -> PostgresTransaction:
         if write:
             self._refuse()
-        return PostgresTxn(self._groups.url, self._refuse, self._refuse, glance=Glance(self._refuse, self._memory))
+        return PostgresTransaction(
+            self._groups.url,
+            self._refuse,
+            self._refuse,
+            snapshotless_reader=SnapshotlessReader(self._refuse, self._memory),
+        )
 
     def _refuse(self, *asked: Any) -> NoReturn:
         """The engine would have to be asked, and nobody here may wait for it."""
         del asked
         self._refused = True  # also where whoever asked can do without an answer
-        raise Stale("this call asks for more than is remembered", "call again")
+        raise StaleRevision("this call asks for more than is remembered", "call again")
 
 
-class _Group(PostgresGroup):
+class _Group(PostgresCommitGroup):
     """A group whose changes are written with what it tells."""
 
-    def __init__(self, groups: Groups, refuse: Callable[[], NoReturn]) -> None:
+    def __init__(self, groups: GroupCoordinator, refuse: Callable[[], NoReturn]) -> None:
         super().__init__(groups)
         self.refuse = refuse
-        self.rows: dict[Key, Row] = {}
+        self.rows: dict[RecordKey, StoredRow] = {}
         """What its members wrote over."""
 
-    def begin(self, write: bool) -> Txn:
-        return _Member(self, write, self._groups.url) if self.error is None else super().begin(write)
+    def begin(self, write: bool) -> StoreTransaction:
+        return _Member(self, write, self._coordinator.url) if self.error is None else super().begin(write)
 
 
-class _Member(Member):
+class _Member(GroupMember):
     """One transaction of it."""
 
     __slots__ = ("_all", "_rows")
@@ -174,19 +191,19 @@ class _Member(Member):
     def __init__(self, group: _Group, write: bool, url: str) -> None:
         super().__init__(group, write, url)
         self._all = group
-        self._rows: dict[Key, Row] = {}
+        self._rows: dict[RecordKey, StoredRow] = {}
 
-    def get(self, key: Key) -> Row | None:
+    def get(self, key: RecordKey) -> StoredRow | None:
         return self._rows.get(key) or self._all.rows.get(key) or super().get(key)
 
-    def put(self, row: Row, rev: int) -> None:
+    def put(self, row: StoredRow, rev: int) -> None:
         """Write over what is remembered, where no index of ours has to follow."""
-        self._ready_to_write()
+        self._require_writable()
         old = self.get(row.key) if rev else None
         if old is None or old.terms != row.terms or old.cell != row.cell:
             self._all.refuse()
         if old.rev != rev:
-            raise stale(row.key, rev)
+            raise stale_revision_error(row.key, rev)
         self._rows[row.key] = row
 
     def commit(self) -> None:
@@ -200,9 +217,9 @@ class _Said(NamedTuple):
     """What a group has to tell."""
 
     events: Sequence[EventRow]
-    riders: Riders
-    seen: Mapping[Key, Seen]
-    rows: Mapping[Key, Row]
+    riders: ExtraRows
+    seen: Mapping[RecordKey, Seen]
+    rows: Mapping[RecordKey, StoredRow]
 
 
 class _Added(NamedTuple):
@@ -215,7 +232,7 @@ class _Added(NamedTuple):
 class _Parcel(NamedTuple):
     """What is under way, and who is to hear what it added, or why nothing."""
 
-    plan: Plan
+    plan: ColumnStatement
     values: Sequence[bytes]
     done: Callable[[_Added, FalajError | None], None]
 
@@ -239,7 +256,7 @@ class _Way:
 
     def stands(self) -> bool:
         """Whether nothing came while it rested: then the engine has not left it."""
-        if quiet(self._connection):
+        if is_quiet(self._connection):
             return True
         self.end(psycopg.OperationalError("the connection was left"))
         return False
@@ -255,7 +272,7 @@ class _Way:
         self._loop.remove_writer(self._file)
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
-        self._deliver(_Added(0), failure(why, unsure=True))
+        self._deliver(_Added(0), translate_error(why, may_have_committed=True))
 
     def _go(self, parcel: _Parcel) -> None:
         name = self._names.get(parcel.plan.text)
@@ -304,7 +321,7 @@ class _Way:
     def _why(self, error: psycopg.Error) -> FalajError:
         if self.strict and error.sqlstate == UNDONE:  # what it was to change is not as it was seen
             return overtaken()
-        return failure(error, unsure=True)
+        return translate_error(error, may_have_committed=True)
 
     def _deliver(self, added: _Added, error: FalajError | None) -> None:
         parcel, self._parcel = self._parcel, None

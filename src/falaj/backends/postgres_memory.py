@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
-from falaj.backends.postgres_columns import as_given, columns, plan
+from falaj.backends.postgres_arrays import encode_columns, prepare_column_statement, to_column_arrays
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Stale
-from falaj.core.ports import Key, Row
+from falaj.core.errors import StaleRevision
+from falaj.core.ports import RecordKey, StoredRow
 
 MOST, LARGEST, MOST_BYTES = 2048, 65_536, 32 << 20
 """So many rows are remembered, none with a larger body, and not more than so much of them."""
@@ -47,7 +47,7 @@ Ask = Callable[[str, Sequence[Any]], list[Any]]
 class Seen(NamedTuple):
     """A row, and the engine's mark of who wrote it."""
 
-    row: Row
+    row: StoredRow
     mark: str
 
 
@@ -59,17 +59,17 @@ class Memory:
     """What is remembered. Threads share it: a dictionary, of which each look is whole; they change it in turn."""
 
     def __init__(self) -> None:
-        self._rows: dict[Key, Seen] = {}
+        self._rows: dict[RecordKey, Seen] = {}
         self._bytes = 0
         """Of the bodies of these rows."""
         self._turn = Lock()
 
-    def recall(self, keys: Iterable[Key]) -> dict[Key, Seen] | None:
+    def recall(self, keys: Iterable[RecordKey]) -> dict[RecordKey, Seen] | None:
         """The rows of keys; None unless all are known."""
         found = {key: seen for key in keys if (seen := self._rows.get(key)) is not None}
         return found if all(key in found for key in keys) else None
 
-    def keep(self, found: Mapping[Key, Seen | None]) -> None:
+    def keep(self, found: Mapping[RecordKey, Seen | None]) -> None:
         """Remember what was just read."""
         kept = {key: seen for key, seen in found.items() if seen and len(seen.row.body) <= LARGEST}
         size = sum(len(seen.row.body) for seen in kept.values())
@@ -80,45 +80,53 @@ class Memory:
                 self._bytes = size
             self._rows.update(kept)
 
-    def forget(self, keys: Iterable[Key]) -> None:
+    def forget(self, keys: Iterable[RecordKey]) -> None:
         """They were written, or are not as remembered."""
         with self._turn:
             for key in keys:
                 self._bytes -= self._size(key)
                 self._rows.pop(key, None)
 
-    def _size(self, key: Key) -> int:
+    def _size(self, key: RecordKey) -> int:
         held = self._rows.get(key)
         return len(held.row.body) if held is not None else 0
 
 
-def read_many(ask: Ask, keys: Sequence[Key]) -> dict[Key, Seen | None]:
+def read_many(ask: Ask, keys: Sequence[RecordKey]) -> dict[RecordKey, Seen | None]:
     """The rows of keys, in one trip."""
-    found: dict[Key, Seen | None] = dict.fromkeys(keys)
-    for row in ask(_GET_MANY, as_given(columns(plan(_GET_MANY).kinds, [sql.key_values(key) for key in keys]))):
-        key = Key(*row[:5])
-        kept = sql.row_of(key, row[5:10])
+    found: dict[RecordKey, Seen | None] = dict.fromkeys(keys)
+    for row in ask(
+        _GET_MANY,
+        to_column_arrays(
+            encode_columns(prepare_column_statement(_GET_MANY).kinds, [sql.get_key_values(key) for key in keys])
+        ),
+    ):
+        key = RecordKey(*row[:5])
+        kept = sql.to_stored_row(key, row[5:10])
         found[key] = Seen(kept, row[10]) if kept is not None else None
     return found
 
 
-def proof(seen: Mapping[Key, Seen]) -> list[bytes]:
+def proof(seen: Mapping[RecordKey, Seen]) -> list[bytes]:
     """What STILL takes."""
-    return columns(plan(STILL).kinds, [(*sql.key_values(key), one.row.rev, one.mark) for key, one in seen.items()])
+    return encode_columns(
+        prepare_column_statement(STILL).kinds,
+        [(*sql.get_key_values(key), one.row.rev, one.mark) for key, one in seen.items()],
+    )
 
 
-def change(rows: Mapping[Key, Row], seen: Mapping[Key, Seen]) -> list[bytes]:
+def change(rows: Mapping[RecordKey, StoredRow], seen: Mapping[RecordKey, Seen]) -> list[bytes]:
     """What CHANGED takes."""
     given = [
-        (*sql.key_values(key), seen[key].row.rev, seen[key].mark, row.rev, row.body, row.at)
+        (*sql.get_key_values(key), seen[key].row.rev, seen[key].mark, row.rev, row.body, row.at)
         for key, row in rows.items()
     ]
-    *kinds, last = plan(CHANGED).kinds
-    return columns(tuple(kinds), given) + columns((last,), [(len(rows),)])
+    *kinds, last = prepare_column_statement(CHANGED).kinds
+    return encode_columns(tuple(kinds), given) + encode_columns((last,), [(len(rows),)])
 
 
-def overtaken() -> Stale:
+def overtaken() -> StaleRevision:
     """Others changed what was read; raised from Overtaken, so that it is known for what it is."""
-    error = Stale("another writer changed the same things meanwhile", "call again")
+    error = StaleRevision("another writer changed the same things meanwhile", "call again")
     error.__cause__ = Overtaken()
     return error

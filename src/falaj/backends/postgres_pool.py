@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 from psycopg_pool import ConnectionPool
 
-from falaj.backends.postgres_txn import check_alive
+from falaj.backends.postgres_transaction import require_alive
 
-HOW: dict[str, Any] = {
+CONNECTION_OPTIONS: dict[str, Any] = {
     "autocommit": True,
     "connect_timeout": 5,
     "application_name": "falaj",
@@ -23,27 +23,34 @@ HOW: dict[str, Any] = {
 """How every connection of ours is opened."""
 STATEMENT_TIMEOUT_S = 120
 """The longest that one statement of a call may run, waiting for locks included."""
-UNLIMITED = "SET statement_timeout = 0"
+SET_NO_TIMEOUT = "SET statement_timeout = 0"
 """Before statements that may take hours: steps of the schema, and a restore."""
-LIMITED = f"SET statement_timeout = {1000 * STATEMENT_TIMEOUT_S}"
+SET_STATEMENT_TIMEOUT = f"SET statement_timeout = {1000 * STATEMENT_TIMEOUT_S}"
 
 
-class _LastFirst(deque[Any]):
+class _LastInFirstOut(deque[Any]):
     """What is put in last comes out first."""
 
     def append(self, item: Any, /) -> None:
         self.appendleft(item)
 
 
-def make_pool(url: str, most: int, wait_s: float) -> "ConnectionPool[psycopg.Connection[Any]]":
+def create_pool(url: str, max_connections: int, wait_s: float) -> "ConnectionPool[psycopg.Connection[Any]]":
     """A pool of up to so many connections, not open yet; a call waits so long for one."""
     pool = ConnectionPool(
-        url, min_size=1, max_size=most, timeout=wait_s, max_idle=60.0, kwargs=HOW, configure=_limit, check=check_alive,
+        url,
+        min_size=1,
+        max_size=max_connections,
+        timeout=wait_s,
+        max_idle=60.0,
+        kwargs=CONNECTION_OPTIONS,
+        configure=_set_statement_timeout,
+        check=require_alive,
         open=False,
-    )  # fmt: skip
-    pool._pool = _LastFirst()  # noqa: SLF001 - it has no setting for the order
+    )
+    pool._pool = _LastInFirstOut()  # noqa: SLF001 - it has no setting for the order
     return pool
 
 
-def _limit(connection: "psycopg.Connection[Any]") -> None:
-    connection.execute(LIMITED)
+def _set_statement_timeout(connection: "psycopg.Connection[Any]") -> None:
+    connection.execute(SET_STATEMENT_TIMEOUT)

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as TooLate
 from redis.retry import Retry
 
-from falaj.core.connection_broker import is_present, open_connection
+from falaj.core.connection_broker import open_connection, uses_broker
 
 _MORE = object()
 _READ = 1 << 16
@@ -118,7 +118,7 @@ def _connect_to_path_by_broker(connection: Any) -> socket.socket:
     return opened
 
 
-if is_present():
+if uses_broker():
     # On the client's classes, not on ours: RedisCluster opens connections of its own, and TLS wraps what these give.
     redis.Connection._connect = _connect_by_broker  # type: ignore[method-assign]  # noqa: SLF001
     redis.UnixDomainSocketConnection._connect = _connect_to_path_by_broker  # type: ignore[method-assign]  # noqa: SLF001

@@ -9,19 +9,19 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from falaj.backends.slurm_site import MARK
+from falaj.backends.slurm_commands import COMMENT_PREFIX
 from falaj.core.errors import Invalid
-from falaj.core.execute import Attempt, Slot, launcher_environment
+from falaj.core.executor import Attempt, Slot, build_launcher_environment
 
-OPTIONS = ("partition", "account", "qos", "reservation", "constraint", "licenses", "exclude", "nice", "tmp")
-GIVEN = ("PATH", "LC_ALL", "HOME", "USER", "LOGNAME")
+SBATCH_OPTIONS = ("partition", "account", "qos", "reservation", "constraint", "licenses", "exclude", "nice", "tmp")
+DEFAULT_VARIABLES = ("PATH", "LC_ALL", "HOME", "USER", "LOGNAME")
 """What every job's environment has beside what it asks for."""
-_OURS = ("array", "exclusive", "mpi")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SITES_OWN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SPANK)_")
-_WORD = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+_OWN_OPTIONS = ("array", "exclusive", "mpi")
+_VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED_VARIABLE_PATTERN = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SPANK)_")
+_SINGLE_LINE_PATTERN = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 
-_BATCH = """\
+_BATCH_TEMPLATE = """\
 #!/bin/sh
 # {id}: one launcher for every slot.
 cd {folder} || exit 75
@@ -43,7 +43,7 @@ while [ $again = yes ]; do again=no; wait $step; got=$?; [ $got = 127 ] || code=
 exit $code
 """
 
-_SLOT = """\
+_SLOT_TEMPLATE = """\
 #!/bin/sh
 cd {folder} || exit 75
 case "$SLURMD_NODENAME" in
@@ -75,119 +75,149 @@ exit $code
 """
 
 
-def check(attempt: Attempt) -> None:
+def require_valid_attempt(attempt: Attempt) -> None:
     """Invalid when something in the attempt cannot be said to Slurm."""
     if not re.fullmatch(r"[A-Za-z0-9-]{1,50}", attempt.id):
         raise Invalid(f"{attempt.id[:60]!r} is no id of an attempt", "letters, digits and dashes, at most 50")
     if not attempt.slots or any(not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", slot.node) for slot in attempt.slots):
         raise Invalid("a slot has no node, or one with a name that no host has", "name nodes as `capacity` does")
-    if not _WORD.fullmatch(attempt.folder) or not Path(attempt.folder).is_absolute():
+    if not _SINGLE_LINE_PATTERN.fullmatch(attempt.folder) or not Path(attempt.folder).is_absolute():
         raise Invalid("slurm: needs a folder of the attempt that the nodes share", "see docs/clusters.md")
     if any(slot.devices and slot.milli < 1000 for slot in attempt.slots):
         raise Invalid("slurm: gives whole GPUs", "ask for one GPU, or for a MIG slice as a model of its own")
     for name in (*attempt.env, *attempt.secret_env):
-        if not _NAME.fullmatch(name) or _SITES_OWN.match(name):
+        if not _VARIABLE_PATTERN.fullmatch(name) or _RESERVED_VARIABLE_PATTERN.match(name):
             raise Invalid(f"a job may not set the variable {name[:60]!r} here", "choose another name")
     for name, value in attempt.options.items():
-        if name not in (*OPTIONS, *_OURS):
-            raise Invalid(f"slurm: does not know the option {name[:40]!r}", f"one of {', '.join((*OPTIONS, *_OURS))}")
-        if not _WORD.fullmatch(value):
+        if name not in (*SBATCH_OPTIONS, *_OWN_OPTIONS):
+            raise Invalid(
+                f"slurm: does not know the option {name[:40]!r}",
+                f"one of {', '.join((*SBATCH_OPTIONS, *_OWN_OPTIONS))}",
+            )
+        if not _SINGLE_LINE_PATTERN.fullmatch(value):
             raise Invalid(f"the option {name} has a value that is no single line", "see `sbatch --help`")
 
 
-def words(attempt: Attempt, models: Mapping[str, str]) -> list[str]:
+def make_sbatch_options(attempt: Attempt, models: Mapping[str, str]) -> list[str]:
     """What sbatch is told. Nodes that are asked for different amounts are parts of one heterogeneous job. `models` are
     the GPU models of nodes, "" where the site names none."""
-    shared = list(_shared(attempt))
+    shared_options = list(_make_shared_options(attempt))
     if attempt.options.get("array"):
         slot = attempt.slots[0]
         tasks = f"--array=0-{len(attempt.slots) - 1}"
-        return [*shared, tasks, "--nodes=1", "--ntasks=1", *_amounts([slot], models.get(slot.node, ""))]
-    parts = [[*shared, *_nodes(nodes), *asked] for asked, nodes in _groups(attempt, models)]
-    return [word for number, part in enumerate(parts) for word in ([":", *part] if number else part)]
+        return [
+            *shared_options,
+            tasks,
+            "--nodes=1",
+            "--ntasks=1",
+            *_make_resource_options([slot], models.get(slot.node, "")),
+        ]
+    job_parts = [
+        [*shared_options, *_make_node_options(nodes), *resource_options]
+        for resource_options, nodes in _group_nodes(attempt, models)
+    ]
+    return [
+        option for number, job_part in enumerate(job_parts) for option in ([":", *job_part] if number else job_part)
+    ]
 
 
-def batch(attempt: Attempt, models: Mapping[str, str]) -> str:
+def make_batch_script(attempt: Attempt, models: Mapping[str, str]) -> str:
     """The script of the job."""
-    groups = _groups(attempt, models)
+    node_groups = _group_nodes(attempt, models)
     if attempt.options.get("array"):
-        groups = groups[:1]
-    mpi = [f"--mpi={attempt.options['mpi']}"] if "mpi" in attempt.options else []
+        node_groups = node_groups[:1]
+    mpi_options = [f"--mpi={attempt.options['mpi']}"] if "mpi" in attempt.options else []
     # srun does not take the CPUs of a task over from sbatch by itself.
-    cpus = [next(word for word in asked if word.startswith("--cpus-per-task")) for asked, _ in groups]
-    parts = [[f"--het-group={number}", one] for number, one in enumerate(cpus)] if len(groups) > 1 else [cpus]
-    command = ["--kill-on-bad-exit=0", *mpi, "sh", "slurm-slot.sh"]
-    return _BATCH.format(
+    cpu_options = [
+        next(option for option in resource_options if option.startswith("--cpus-per-task"))
+        for resource_options, _ in node_groups
+    ]
+    step_parts = (
+        [[f"--het-group={number}", cpu_option] for number, cpu_option in enumerate(cpu_options)]
+        if len(node_groups) > 1
+        else [cpu_options]
+    )
+    command = ["--kill-on-bad-exit=0", *mpi_options, "sh", "slurm-slot.sh"]
+    return _BATCH_TEMPLATE.format(
         id=attempt.id,
         folder=shlex.quote(attempt.folder),
-        told=f"--het-group=0-{len(groups) - 1}" if len(groups) > 1 else "",
-        step=" : ".join(shlex.join([*part, *command]) for part in parts),
+        told=f"--het-group=0-{len(node_groups) - 1}" if len(node_groups) > 1 else "",
+        step=" : ".join(shlex.join([*step_part, *command]) for step_part in step_parts),
     )
 
 
-def slot_script(attempt: Attempt, launcher: Sequence[str], host: str) -> str:
+def make_slot_script(attempt: Attempt, launcher: Sequence[str], host: str) -> str:
     """The script that each task runs: finds out which slot it is, and becomes its launcher."""
-    by_node = {"": list(attempt.slots)} if attempt.options.get("array") else _by_node(attempt)
-    cases, gpus = [], []
-    for node, slots in by_node.items():
-        cases.append(
+    slots_by_node = {"": list(attempt.slots)} if attempt.options.get("array") else _group_slots_by_node(attempt)
+    node_cases, gpu_cases = [], []
+    for node, slots in slots_by_node.items():
+        node_cases.append(
             f"{shlex.quote(node) if node else '?*'}) slots='{' '.join(str(slot.index) for slot in slots)}';;\n"
         )
-        first = 1
+        first_gpu = 1
         for slot in slots:
-            num = len(slot.devices)
+            gpu_count = len(slot.devices)
             # Further than any list goes, for a slot that has none.
-            gpus.append(f"{slot.index}) gpus={first}-{first + num - 1};;\n" if num else f"{slot.index}) gpus=9999;;\n")
-            first += num if node else 0
-    return _SLOT.format(
+            gpu_cases.append(
+                f"{slot.index}) gpus={first_gpu}-{first_gpu + gpu_count - 1};;\n"
+                if gpu_count
+                else f"{slot.index}) gpus=9999;;\n"
+            )
+            first_gpu += gpu_count if node else 0
+    return _SLOT_TEMPLATE.format(
         folder=shlex.quote(attempt.folder),
-        cases="".join(cases),
-        gpus="".join(gpus),
+        cases="".join(node_cases),
+        gpus="".join(gpu_cases),
         host=shlex.quote(host),
         launcher=shlex.join(launcher),
     )
 
 
-def _shared(attempt: Attempt) -> Iterator[str]:
-    yield from (f"--job-name={attempt.id}", f"--comment={MARK}{attempt.id}", "--no-requeue", "--open-mode=append")
+def _make_shared_options(attempt: Attempt) -> Iterator[str]:
+    yield from (
+        f"--job-name={attempt.id}",
+        f"--comment={COMMENT_PREFIX}{attempt.id}",
+        "--no-requeue",
+        "--open-mode=append",
+    )
     yield from (f"--chdir={attempt.folder}", f"--output={attempt.folder}/slurm.log".replace("%", "%%"))
-    yield f"--export={','.join((*GIVEN, *launcher_environment(attempt)))}"
+    yield f"--export={','.join((*DEFAULT_VARIABLES, *build_launcher_environment(attempt)))}"
     if attempt.limit_s:
         # The launcher ends the slot at the limit itself; this is for one that hangs.
         yield f"--time={-(-(attempt.limit_s + attempt.grace_s) // 60)}"
         yield f"--signal=B:USR1@{max(attempt.grace_s, 30)}"
     if attempt.options.get("exclusive"):
         yield "--exclusive"
-    yield from (f"--{name}={attempt.options[name]}" for name in OPTIONS if name in attempt.options)
+    yield from (f"--{name}={attempt.options[name]}" for name in SBATCH_OPTIONS if name in attempt.options)
 
 
-def _groups(attempt: Attempt, models: Mapping[str, str]) -> list[tuple[tuple[str, ...], list[str]]]:
+def _group_nodes(attempt: Attempt, models: Mapping[str, str]) -> list[tuple[tuple[str, ...], list[str]]]:
     """Nodes with what is asked of each, those that are asked for the same together."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for node, slots in _by_node(attempt).items():
-        asked = (f"--ntasks-per-node={len(slots)}", *_amounts(slots, models.get(node, "")))
-        found.setdefault(asked, []).append(node)
-    return list(found.items())
+    nodes_by_options: dict[tuple[str, ...], list[str]] = {}
+    for node, slots in _group_slots_by_node(attempt).items():
+        resource_options = (f"--ntasks-per-node={len(slots)}", *_make_resource_options(slots, models.get(node, "")))
+        nodes_by_options.setdefault(resource_options, []).append(node)
+    return list(nodes_by_options.items())
 
 
-def _amounts(slots: Sequence[Slot], model: str) -> Iterator[str]:
+def _make_resource_options(slots: Sequence[Slot], model: str) -> Iterator[str]:
     yield f"--cpus-per-task={max(1, *(-(-slot.amounts.get('cpu', 0) // 1000) for slot in slots))}"
     if memory := sum(slot.amounts.get("memory", 0) for slot in slots):
         yield f"--mem={memory}M"
-    asked = {"gpu" + (f":{model}" if model else ""): sum(len(slot.devices) for slot in slots)}
+    count_by_resource = {"gpu" + (f":{model}" if model else ""): sum(len(slot.devices) for slot in slots)}
     for slot in slots:
         for name in set(slot.amounts) - {"cpu", "memory"}:
-            asked[name] = asked.get(name, 0) + slot.amounts[name]
-    if gres := [f"{name}:{count}" for name, count in sorted(asked.items()) if count]:
-        yield f"--gres={','.join(gres)}"
+            count_by_resource[name] = count_by_resource.get(name, 0) + slot.amounts[name]
+    if gres_parts := [f"{name}:{count}" for name, count in sorted(count_by_resource.items()) if count]:
+        yield f"--gres={','.join(gres_parts)}"
 
 
-def _by_node(attempt: Attempt) -> dict[str, list[Slot]]:
-    found: dict[str, list[Slot]] = {}
+def _group_slots_by_node(attempt: Attempt) -> dict[str, list[Slot]]:
+    slots_by_node: dict[str, list[Slot]] = {}
     for slot in attempt.slots:
-        found.setdefault(slot.node, []).append(slot)
-    return found
+        slots_by_node.setdefault(slot.node, []).append(slot)
+    return slots_by_node
 
 
-def _nodes(names: Sequence[str]) -> list[str]:
+def _make_node_options(names: Sequence[str]) -> list[str]:
     return [f"--nodes={len(names)}", f"--nodelist={','.join(names)}"]

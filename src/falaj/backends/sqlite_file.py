@@ -11,96 +11,103 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from falaj.backends import sqlite_log
-from falaj.backends.lane import clear_errors
 from falaj.backends.sql import schema
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Corrupt, Invalid
+from falaj.backends.sqlite_writer import translate_errors
+from falaj.core.errors import CorruptData, Invalid
 
-_DIALECT = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
-RECORDS = sql.dump("records", "tenant, kind, project, name, version")
-LEASES = sql.dump("leases", "name")
+_COLUMN_TYPES = {"text": "TEXT", "int": "INTEGER", "real": "REAL", "blob": "BLOB", "clustered": "WITHOUT ROWID"}
+SELECT_RECORDS = sql.make_dump_query("records", "tenant, kind, project, name, version")
+SELECT_LEASES = sql.make_dump_query("leases", "name")
 # SQLite's own things begin with sqlite_, and nobody else's may.
-_SCHEMA = """SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!'
+_SELECT_SCHEMA = """SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!'
     ORDER BY type, name"""
-_HIDDEN = "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index')"
-_REPLACE = """UPDATE records SET rev = ?, cell = ?, body = ?, at = ?
+_COUNT_HIDDEN = "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+_UPDATE_RECORD = """UPDATE records SET rev = ?, cell = ?, body = ?, at = ?
     WHERE tenant = ? AND kind = ? AND project = ? AND name = ? AND version = ?"""
-_CAREFUL = (
+_CAREFUL_PRAGMAS = (
     "PRAGMA trusted_schema = OFF",
     "PRAGMA cell_size_check = ON",
     # Whoever is killed begins anew, with another file.
     "PRAGMA journal_mode = MEMORY",
     "PRAGMA synchronous = OFF",
 )
-_PAGES = 16384
+_BACKUP_PAGES = 16384
 
 
-class SqliteFile:
+class SqliteLedgerFile:
     """One file, checked when it is opened."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with clear_errors():
+        with translate_errors():
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            for text in _CAREFUL:
-                self._connection.execute(text)
-            self._check()
+            for pragma in _CAREFUL_PRAGMAS:
+                self._connection.execute(pragma)
+            self._require_ledger_schema()
 
     def rows(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Every row but those of the log, as a dump gives them."""
-        with clear_errors():
-            for table, text in (("records", RECORDS), ("leases", LEASES)):
-                for row in self._connection.execute(text):
+        with translate_errors():
+            for table, statement in (("records", SELECT_RECORDS), ("leases", SELECT_LEASES)):
+                for row in self._connection.execute(statement):
                     yield table, row
 
     def leaves(self) -> Iterator[tuple[str, str, list[bytes]]]:
         """Tenant and zone, and the leaves of events that follow each other in their log; all logs as they lie."""
-        with clear_errors():
-            yield from sqlite_log.leaves(self._connection)
+        with translate_errors():
+            yield from sqlite_log.iterate_leaves(self._connection)
 
     def replace(self, values: tuple[Any, ...]) -> None:
         """Another body for a record that is there."""
-        with clear_errors():
-            self._connection.execute(_REPLACE, (*values[5:9], *values[:5]))
+        with translate_errors():
+            self._connection.execute(_UPDATE_RECORD, (*values[5:9], *values[:5]))
 
     def begin_epoch(self) -> None:
         """What is written after this is of a new epoch of the log."""
-        self._connection.execute(sql.NEW_EPOCH)
+        self._connection.execute(sql.BEGIN_EPOCH)
 
-    def copy_to(self, target: sqlite3.Connection, ready: Callable[[], None]) -> None:
-        """All of it over an empty database, which becomes it after `ready` returned, or stays what it was."""
+    def copy_to(self, target: sqlite3.Connection, wait_until_ready: Callable[[], None]) -> None:
+        """All of it over an empty database, which becomes it after `wait_until_ready` returned, or stays what it
+        was."""
 
-        def told(_: int, left: int, __: int) -> None:
-            if 0 < left <= _PAGES:
-                ready()
+        def on_progress(_: int, remaining_pages: int, __: int) -> None:
+            if 0 < remaining_pages <= _BACKUP_PAGES:
+                wait_until_ready()
 
         pages = self._connection.execute("PRAGMA page_count").fetchone()[0]
-        if pages <= _PAGES:
-            ready()
-        self._connection.backup(target, pages=_PAGES, progress=told)
+        if pages <= _BACKUP_PAGES:
+            wait_until_ready()
+        self._connection.backup(target, pages=_BACKUP_PAGES, progress=on_progress)
 
     def close(self) -> None:
         """Let go of it."""
         self._connection.close()
 
-    def _check(self) -> None:
-        number = found_in(self._connection, 0.0)[0].get("schema", 0)
-        if not 0 < number <= schema.NEWEST:
+    def _require_ledger_schema(self) -> None:
+        schema_version = read_schema_numbers(self._connection, 0.0)[0].get("schema", 0)
+        if not 0 < schema_version <= schema.NEWEST_VERSION:
             raise Invalid("the backup was made by a newer version of the program", "restore it with that version")
-        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as ours:
-            upgrade(ours, number)
-            same = ours.execute(_SCHEMA).fetchall() == self._connection.execute(_SCHEMA).fetchall()
-        if not same or self._connection.execute(_HIDDEN).fetchone()[0]:
-            raise Corrupt("the backup is damaged: its tables are not those of a ledger", "take another copy")
+        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as reference:
+            upgrade_schema(reference, schema_version)
+            is_same_schema = (
+                reference.execute(_SELECT_SCHEMA).fetchall() == self._connection.execute(_SELECT_SCHEMA).fetchall()
+            )
+        if not is_same_schema or self._connection.execute(_COUNT_HIDDEN).fetchone()[0]:
+            raise CorruptData("the backup is damaged: its tables are not those of a ledger", "take another copy")
 
 
-def upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST, now: float | None = None) -> None:
+def upgrade_schema(
+    connection: sqlite3.Connection, target_version: int = schema.NEWEST_VERSION, now: float | None = None
+) -> None:
     """Bring the schema up to date in one transaction; of two processes that start at once the second finds it done."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.execute(schema.META.format_map(_DIALECT))
-        found, live = found_in(connection, time.time() if now is None else now)
-        for step in schema.pending(found, _DIALECT, sqlite_log.STEPS, live, upto):
+        connection.execute(schema.CREATE_META.format_map(_COLUMN_TYPES))
+        schema_numbers, live_replicas = read_schema_numbers(connection, time.time() if now is None else now)
+        for step in schema.list_pending_steps(
+            schema_numbers, _COLUMN_TYPES, sqlite_log.LOG_SCHEMA_STEPS, live_replicas, target_version
+        ):
             for statement in step.statements:
                 connection.execute(statement)
         connection.execute("COMMIT")
@@ -110,10 +117,10 @@ def upgrade(connection: sqlite3.Connection, upto: int = schema.NEWEST, now: floa
         raise
 
 
-def found_in(connection: sqlite3.Connection, now: float) -> tuple[dict[str, int], tuple[str, ...]]:
+def read_schema_numbers(connection: sqlite3.Connection, now: float) -> tuple[dict[str, int], tuple[str, ...]]:
     """The numbers of the schema, and the replicas that are there; nothing of an empty file."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return {}, ()
-    found = dict(connection.execute(schema.NUMBERS).fetchall())
-    live = connection.execute(schema.LIVE, (now,)).fetchall() if found else []
-    return found, tuple(owner for (owner,) in live)
+    schema_numbers = dict(connection.execute(schema.SELECT_NUMBERS).fetchall())
+    live_rows = connection.execute(schema.SELECT_LIVE_REPLICAS, (now,)).fetchall() if schema_numbers else []
+    return schema_numbers, tuple(owner for (owner,) in live_rows)

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Corrupt
+from falaj.core.errors import CorruptData
 from falaj.core.ports import EventRow
 
-STEPS: tuple[tuple[str, ...], ...] = (
+LOG_SCHEMA_STEPS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE events (
             n INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, tenant TEXT NOT NULL, zone TEXT NOT NULL,
@@ -48,232 +48,244 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "INSERT INTO meta (name, value) VALUES ('edged', 0)",
     ),
 )
-_SIZE = 64
-_FEW = 16
-_BEHIND = 4096
-_OFTEN = 1024
-_EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
-_LAST = "SELECT max(n) FROM events"
-_MARKED = "SELECT max(n) FROM marks"
-_EDGED = "SELECT value FROM meta WHERE name = 'edged'"
-_SET_EDGED = "UPDATE meta SET value = ? WHERE name = 'edged'"
-_ADD = "INSERT INTO events (n, epoch, tenant, zone, body) VALUES (?, ?, ?, ?, ?)"
-_MARK = "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COLUMNS = ("tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version")
-_EDGE = "INSERT INTO edges (n, tenant) VALUES (?, ?)"
-_IMPORT = "INSERT INTO imported (epoch, xid, seq, n) VALUES (?, ?, ?, ?)"
-_IMPORTED = """SELECT n FROM imported WHERE (epoch, xid, seq) <= (?, ?, ?)
+_BUNDLE_EVENTS = 64
+_MARK_AT_ONCE_EVENTS = 16
+_MAX_UNMARKED_EVENTS = 4096
+_TRACE_INTERVAL_EVENTS = 1024
+_SELECT_EPOCH = "SELECT value FROM meta WHERE name = 'epoch'"
+_SELECT_LAST = "SELECT max(n) FROM events"
+_SELECT_MARKED = "SELECT max(n) FROM marks"
+_SELECT_EDGED = "SELECT value FROM meta WHERE name = 'edged'"
+_UPDATE_EDGED = "UPDATE meta SET value = ? WHERE name = 'edged'"
+_INSERT_BUNDLE = "INSERT INTO events (n, epoch, tenant, zone, body) VALUES (?, ?, ?, ?, ?)"
+_INSERT_MARK = "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_MARK_COLUMNS = ("tenant", "zone", "id", "verb", "actor", "request", "kind", "project", "name", "version")
+_INSERT_EDGE = "INSERT INTO edges (n, tenant) VALUES (?, ?)"
+_INSERT_IMPORTED = "INSERT INTO imported (epoch, xid, seq, n) VALUES (?, ?, ?, ?)"
+_SELECT_IMPORTED = """SELECT n FROM imported WHERE (epoch, xid, seq) <= (?, ?, ?)
     ORDER BY epoch DESC, xid DESC, seq DESC LIMIT 1"""
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(list[EventRow]).decode
-_log_of = itemgetter(1, 2)
+_encode_bundle = msgspec.msgpack.Encoder().encode
+_decode_bundle = msgspec.msgpack.Decoder(list[EventRow]).decode
+_get_log = itemgetter(1, 2)
 
 
-def append(connection: sqlite3.Connection, events: list[EventRow]) -> None:
+def append_events(connection: sqlite3.Connection, events: list[EventRow]) -> None:
     """Put events at the end, inside the transaction that is open; their marks too when they are few."""
-    ((epoch,),) = connection.execute(_EPOCH)
-    ((last,),) = connection.execute(_LAST)
-    n = last or 0
+    ((epoch,),) = connection.execute(_SELECT_EPOCH)
+    ((last_number,),) = connection.execute(_SELECT_LAST)
+    n = last_number or 0
     rows = []
-    for (tenant, zone), run in groupby(events, _log_of):
+    for (tenant, zone), log_events in groupby(events, _get_log):
         bundle: list[EventRow] = []
-        for event in run:
+        for event in log_events:
             # What is sealed together stays together, so a bundle begins with a first part.
-            if len(bundle) >= _SIZE and not event.part:
+            if len(bundle) >= _BUNDLE_EVENTS and not event.part:
                 n += len(bundle)
-                rows.append((n, epoch, tenant, zone, _pack(bundle)))
+                rows.append((n, epoch, tenant, zone, _encode_bundle(bundle)))
                 bundle = []
             bundle.append(event)
         n += len(bundle)
-        rows.append((n, epoch, tenant, zone, _pack(bundle)))
-    connection.executemany(_ADD, rows)
-    if len(events) <= _FEW:
-        mark(connection, _FEW)
-    if n // _OFTEN > (last or 0) // _OFTEN:
-        _trace(connection, max(_BEHIND, 2 * len(events)))
+        rows.append((n, epoch, tenant, zone, _encode_bundle(bundle)))
+    connection.executemany(_INSERT_BUNDLE, rows)
+    if len(events) <= _MARK_AT_ONCE_EVENTS:
+        write_missing_marks(connection, _MARK_AT_ONCE_EVENTS)
+    if n // _TRACE_INTERVAL_EVENTS > (last_number or 0) // _TRACE_INTERVAL_EVENTS:
+        _write_missing_edges(connection, max(_MAX_UNMARKED_EVENTS, 2 * len(events)))
 
 
-def catch_up(connection: sqlite3.Connection, most: int) -> bool:
-    """Write what is missing of marks and edges for about `most` events; True when more is missing."""
-    return mark(connection, most) | _trace(connection, most)
+def write_missing_marks_and_edges(connection: sqlite3.Connection, max_events: int) -> bool:
+    """Write what is missing of marks and edges for about `max_events` events; True when more is missing."""
+    return write_missing_marks(connection, max_events) | _write_missing_edges(connection, max_events)
 
 
-def mark(connection: sqlite3.Connection, most: int) -> bool:
-    """Write missing marks of about `most` events; True when more are missing."""
-    ((marked,),) = connection.execute(_MARKED)
+def write_missing_marks(connection: sqlite3.Connection, max_events: int) -> bool:
+    """Write missing marks of about `max_events` events; True when more are missing."""
+    ((last_marked,),) = connection.execute(_SELECT_MARKED)
     rows: list[tuple[Any, ...]] = []
-    for n, event in _walk(connection, marked or 0, {}):
-        rows.append((n, *_named(event)))
-        if len(rows) >= most:
+    for n, event in _walk_events(connection, last_marked or 0, {}):
+        rows.append((n, *_get_mark_values(event)))
+        if len(rows) >= max_events:
             break
-    connection.executemany(_MARK, rows)
-    return len(rows) >= most
+    connection.executemany(_INSERT_MARK, rows)
+    return len(rows) >= max_events
 
 
-def _trace(connection: sqlite3.Connection, most: int) -> bool:
-    """Note which of the next about `most` events have inputs; True when more may wait."""
-    ((edged,),) = connection.execute(_EDGED)
-    rows, last = list[tuple[int, str]](), edged
-    for last, _, body in _bundles(connection, edged, {}):
-        events = _unpack(body)
-        numbered = enumerate(events, last - len(events) + 1)
-        rows += [(n, event.tenant) for n, event in numbered if event.inputs and n > edged]
-        if last - edged >= most:
+def _write_missing_edges(connection: sqlite3.Connection, max_events: int) -> bool:
+    """Note which of the next about `max_events` events have inputs; True when more may wait."""
+    ((last_edged,),) = connection.execute(_SELECT_EDGED)
+    rows, last_number = list[tuple[int, str]](), last_edged
+    for last_number, _, body in _iterate_bundles(connection, last_edged, {}):
+        events = _decode_bundle(body)
+        numbered_events = enumerate(events, last_number - len(events) + 1)
+        rows += [(n, event.tenant) for n, event in numbered_events if event.inputs and n > last_edged]
+        if last_number - last_edged >= max_events:
             break
-    connection.executemany(_EDGE, rows)
-    connection.execute(_SET_EDGED, (last,))
-    return bool(last - edged >= most)
+    connection.executemany(_INSERT_EDGE, rows)
+    connection.execute(_UPDATE_EDGED, (last_number,))
+    return bool(last_number - last_edged >= max_events)
 
 
-def behind(connection: sqlite3.Connection, where: Mapping[str, str]) -> bool:
+def has_missing_marks(connection: sqlite3.Connection, filters: Mapping[str, str]) -> bool:
     """True when so many marks are missing that they should be written before this question is answered."""
-    if not any(value for field, value in where.items() if field not in ("tenant", "zone")):
+    if not any(value for field, value in filters.items() if field not in ("tenant", "zone")):
         return False
-    ((last,),) = connection.execute(_LAST)
-    ((known,),) = connection.execute(_EDGED if where.get("inputs") else _MARKED)
-    return (last or 0) - (known or 0) > _BEHIND
+    ((last_number,),) = connection.execute(_SELECT_LAST)
+    ((last_known,),) = connection.execute(_SELECT_EDGED if filters.get("inputs") else _SELECT_MARKED)
+    return (last_number or 0) - (last_known or 0) > _MAX_UNMARKED_EVENTS
 
 
-def read(connection: sqlite3.Connection, after: str, limit: int, where: Mapping[str, str]) -> list[EventRow]:
+def read_events(connection: sqlite3.Connection, after: str, limit: int, filters: Mapping[str, str]) -> list[EventRow]:
     """The log after a cursor, inside the snapshot of the transaction that is open."""
-    asked = sql.asked(where)
-    start = _number(connection, after)
-    found: list[EventRow] = []
+    named_filters = sql.check_event_filters(filters)
+    start_number = _to_number(connection, after)
+    events: list[EventRow] = []
     if limit <= 0:
-        return found
-    if asked.keys() - {"tenant", "zone"}:
-        found, start = _by_marks(connection, start, limit, asked)
-    for _, event in _walk(connection, start, asked) if len(found) < limit else ():
-        found.append(event)
-        if len(found) >= limit:
+        return events
+    if named_filters.keys() - {"tenant", "zone"}:
+        events, start_number = _find_by_marks(connection, start_number, limit, named_filters)
+    for _, event in _walk_events(connection, start_number, named_filters) if len(events) < limit else ():
+        events.append(event)
+        if len(events) >= limit:
             break
-    return found
+    return events
 
 
 def read_bundles(
     connection: sqlite3.Connection, after: str, limit: int, log: Mapping[str, str]
 ) -> Iterator[tuple[str, list[EventRow]]]:
     """One log after a cursor as it lies: at most `limit` events, each bundle with the cursor of its last."""
-    start = _number(connection, after)
-    for last, epoch, body in _bundles(connection, start, log):
-        events = _unpack(body)
-        before = last - len(events)
-        skip = max(0, start - before)
-        some = events[skip : skip + limit]
-        if some[0].part:
-            some[0] = some[0]._replace(data=events[skip - some[0].part].data)
-        yield some[-1].pos or sql.cursor(epoch, 0, before + skip + len(some)), some
-        limit -= len(some)
+    start_number = _to_number(connection, after)
+    for last_number, epoch, body in _iterate_bundles(connection, start_number, log):
+        events = _decode_bundle(body)
+        number_before = last_number - len(events)
+        skip = max(0, start_number - number_before)
+        kept_events = events[skip : skip + limit]
+        if kept_events[0].part:
+            kept_events[0] = kept_events[0]._replace(data=events[skip - kept_events[0].part].data)
+        yield kept_events[-1].pos or sql.format_cursor(epoch, 0, number_before + skip + len(kept_events)), kept_events
+        limit -= len(kept_events)
         if limit <= 0:
             return
 
 
-def end(connection: sqlite3.Connection) -> str:
+def get_end_cursor(connection: sqlite3.Connection) -> str:
     """The cursor of the last event."""
-    ((epoch,),) = connection.execute(_EPOCH)
-    ((last,),) = connection.execute(_LAST)
-    return sql.cursor(epoch, 0, last or 0)
+    ((epoch,),) = connection.execute(_SELECT_EPOCH)
+    ((last_number,),) = connection.execute(_SELECT_LAST)
+    return sql.format_cursor(epoch, 0, last_number or 0)
 
 
-def dump(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
+def dump_events(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
     """Every event as a backup names its columns."""
-    for _, event in _walk(connection, 0, {}):
-        yield (*sql.place(event.pos), *sql.event_values(event))
+    for _, event in _walk_events(connection, 0, {}):
+        yield (*sql.parse_cursor(event.pos), *sql.get_event_values(event))
 
 
-def leaves(connection: sqlite3.Connection) -> Iterator[tuple[str, str, list[bytes]]]:
+def iterate_leaves(connection: sqlite3.Connection) -> Iterator[tuple[str, str, list[bytes]]]:
     """Every log's leaves in order, some at a time, with its tenant and zone. Corrupt where events are missing."""
-    before = 0
+    event_count = 0
     for n, tenant, zone, body in connection.execute("SELECT n, tenant, zone, body FROM events ORDER BY n"):
-        found = [event.leaf for event in _unpack(body)]
-        before += len(found)
-        if n != before:
-            raise Corrupt("the log has a hole", "take another copy of the backup")
-        yield tenant, zone, found
+        leaf_hashes = [event.leaf for event in _decode_bundle(body)]
+        event_count += len(leaf_hashes)
+        if n != event_count:
+            raise CorruptData("the log has a hole", "take another copy of the backup")
+        yield tenant, zone, leaf_hashes
 
 
-class Loader:
+class LogLoader:
     """Takes events of a backup in the order of the log, each with the place it had. A hot path: tuples, no objects."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._n = 0
-        self._held: list[tuple[Any, ...]] = []
+        self._last_number = 0
+        self._open_bundle: list[tuple[Any, ...]] = []
         self._bundles: list[tuple[Any, ...]] = []
         self._marks: list[tuple[Any, ...]] = []
         self._edges: list[tuple[int, str]] = []
-        self._log: tuple[int, str, str] = (0, "", "")
-        self._data = b""
+        self._current_log: tuple[int, str, str] = (0, "", "")
+        self._previous_data = b""
 
     def add(self, values: tuple[Any, ...]) -> None:
         """One more event."""
-        epoch, xid, seq, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, *rest = values
-        leaf, data, inputs, part = rest
+        epoch, xid, seq, id_, tenant, zone, verb, actor, kind, project, name, version, at, request, *other_values = (
+            values
+        )
+        leaf, data, inputs, part = other_values
         log = (epoch, tenant, zone)
-        shared = part > 0 and log == self._log and bool(self._held) and data == self._data
-        if not shared and (log != self._log or len(self._held) >= _SIZE):
-            self._write()
-            self._log = log
-        self._data = data
-        self._n += 1
+        shares_data = part > 0 and log == self._current_log and bool(self._open_bundle) and data == self._previous_data
+        if not shares_data and (log != self._current_log or len(self._open_bundle) >= _BUNDLE_EVENTS):
+            self._close_bundle()
+            self._current_log = log
+        self._previous_data = data
+        self._last_number += 1
         if xid:
-            self._connection.execute(_IMPORT, (epoch, xid, seq, self._n))
-        elif seq != self._n:
-            raise Corrupt("the log has a hole", "take another copy of the backup")
-        pos, pins = sql.cursor(epoch, xid, seq) if xid else "", inputs.split("\n") if inputs else ()
-        subject, own = (tenant, kind, project, name, version), b"" if shared else data
-        self._held.append((id_, tenant, zone, verb, actor, subject, at, request, leaf, own, pins, pos, part))
-        self._marks.append((self._n, tenant, zone, id_, verb, actor, request, kind, project, name, version))
+            self._connection.execute(_INSERT_IMPORTED, (epoch, xid, seq, self._last_number))
+        elif seq != self._last_number:
+            raise CorruptData("the log has a hole", "take another copy of the backup")
+        cursor, pinned_inputs = sql.format_cursor(epoch, xid, seq) if xid else "", inputs.split("\n") if inputs else ()
+        subject, own_data = (tenant, kind, project, name, version), b"" if shares_data else data
+        self._open_bundle.append(
+            (id_, tenant, zone, verb, actor, subject, at, request, leaf, own_data, pinned_inputs, cursor, part)
+        )
+        self._marks.append((self._last_number, tenant, zone, id_, verb, actor, request, kind, project, name, version))
         if inputs:
-            self._edges.append((self._n, tenant))
-        if len(self._marks) >= _BEHIND:
-            self._flush()
+            self._edges.append((self._last_number, tenant))
+        if len(self._marks) >= _MAX_UNMARKED_EVENTS:
+            self._flush_rows()
 
     def end(self) -> None:
         """Write what is left, and every mark and edge."""
-        self._write()
-        self._flush()
+        self._close_bundle()
+        self._flush_rows()
 
-    def _write(self) -> None:
-        if self._held:
-            self._bundles.append((self._n, *self._log, _pack(self._held)))
-            self._held = []
+    def _close_bundle(self) -> None:
+        if self._open_bundle:
+            self._bundles.append((self._last_number, *self._current_log, _encode_bundle(self._open_bundle)))
+            self._open_bundle = []
 
-    def _flush(self) -> None:
-        for text, rows in ((_ADD, self._bundles), (_MARK, self._marks), (_EDGE, self._edges)):
-            self._connection.executemany(text, rows)
+    def _flush_rows(self) -> None:
+        for statement, rows in (
+            (_INSERT_BUNDLE, self._bundles),
+            (_INSERT_MARK, self._marks),
+            (_INSERT_EDGE, self._edges),
+        ):
+            self._connection.executemany(statement, rows)
             rows.clear()
-        self._connection.execute(_SET_EDGED, (self._n,))
+        self._connection.execute(_UPDATE_EDGED, (self._last_number,))
 
 
-def _walk(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) -> Iterator[tuple[int, EventRow]]:
-    """(number, event) after number `start`, in order, where every field asked for is as asked."""
-    about = {field: value for field, value in asked.items() if field not in ("tenant", "zone")}
-    wanted, words = _wanted(about), _words(about)
-    for last, epoch, body in _bundles(connection, start, asked):
-        if words and not all(word in body for word in words):
+def _walk_events(
+    connection: sqlite3.Connection, start_number: int, filters: Mapping[str, str]
+) -> Iterator[tuple[int, EventRow]]:
+    """(number, event) after number `start_number`, in order, where every field asked for is as asked."""
+    field_filters = {field: value for field, value in filters.items() if field not in ("tenant", "zone")}
+    matches, required_bytes = _make_matcher(field_filters), _list_required_bytes(field_filters)
+    for last_number, epoch, body in _iterate_bundles(connection, start_number, filters):
+        if required_bytes and not all(required_text in body for required_text in required_bytes):
             continue  # loops ask for what is seldom said: most bundles need not be unpacked
-        events = _unpack(body)
+        events = _decode_bundle(body)
         data = b""
-        for n, event in enumerate(events, last - len(events) + 1):
+        for n, event in enumerate(events, last_number - len(events) + 1):
             data = event.data or data
-            if n > start and (wanted is None or wanted(event)):
-                yield n, _placed(event, epoch, n, data)
+            if n > start_number and (matches is None or matches(event)):
+                yield n, _with_cursor_and_data(event, epoch, n, data)
 
 
-def _bundles(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) -> Iterable[tuple[int, int, bytes]]:
+def _iterate_bundles(
+    connection: sqlite3.Connection, start_number: int, filters: Mapping[str, str]
+) -> Iterable[tuple[int, int, bytes]]:
     """Bundles in order, read as they lie. Of all zones of a tenant each is read by itself: together they would have to
     be sorted, the whole log for every page of it."""
-    if "tenant" in asked and "zone" not in asked:
-        zones = list(_zones(connection, asked["tenant"]))
-        return merge(*(_bundles(connection, start, {**asked, "zone": zone}) for zone in zones))
-    named = [field for field in ("tenant", "zone") if field in asked]
-    parts = " AND ".join(["n > ?", *(f"{field} = ?" for field in named)])
-    text = f"SELECT n, epoch, body FROM events WHERE {parts} ORDER BY n"  # noqa: S608 # nosec B608
-    return connection.execute(text, [start, *(asked[field] for field in named)])
+    if "tenant" in filters and "zone" not in filters:
+        zones = list(_iterate_zones(connection, filters["tenant"]))
+        return merge(*(_iterate_bundles(connection, start_number, {**filters, "zone": zone}) for zone in zones))
+    log_fields = [field for field in ("tenant", "zone") if field in filters]
+    condition = " AND ".join(["n > ?", *(f"{field} = ?" for field in log_fields)])
+    statement = f"SELECT n, epoch, body FROM events WHERE {condition} ORDER BY n"  # noqa: S608 # nosec B608
+    return connection.execute(statement, [start_number, *(filters[field] for field in log_fields)])
 
 
-def _zones(connection: sqlite3.Connection, tenant: str) -> Iterator[str]:
+def _iterate_zones(connection: sqlite3.Connection, tenant: str) -> Iterator[str]:
     """Where a tenant has a log; a step for each, however long the logs are."""
     ((zone,),) = connection.execute("SELECT min(zone) FROM events WHERE tenant = ?", (tenant,))
     while zone is not None:
@@ -281,97 +293,108 @@ def _zones(connection: sqlite3.Connection, tenant: str) -> Iterator[str]:
         ((zone,),) = connection.execute("SELECT min(zone) FROM events WHERE tenant = ? AND zone > ?", (tenant, zone))
 
 
-def _by_marks(
-    connection: sqlite3.Connection, start: int, limit: int, asked: Mapping[str, str]
+def _find_by_marks(
+    connection: sqlite3.Connection, start_number: int, limit: int, filters: Mapping[str, str]
 ) -> tuple[list[EventRow], int]:
     """What the marks know of, and the number up to which they know everything."""
-    ((known,),) = connection.execute(_EDGED if "inputs" in asked else _MARKED)
-    wanted = _wanted(asked)
-    found: list[EventRow] = []
-    last, epoch, events = 0, 0, list[EventRow]()
-    for n in _numbers(connection, start, asked):
-        if n > last:
+    ((last_known,),) = connection.execute(_SELECT_EDGED if "inputs" in filters else _SELECT_MARKED)
+    matches = _make_matcher(filters)
+    events_found: list[EventRow] = []
+    last_number, epoch, events = 0, 0, list[EventRow]()
+    for n in _find_candidate_numbers(connection, start_number, filters):
+        if n > last_number:
             query = "SELECT n, epoch, body FROM events WHERE n >= ? ORDER BY n LIMIT 1"
-            last, epoch, body = connection.execute(query, (n,)).fetchone()
-            events = _unpack(body)
-        event = events[n - last - 1]
-        if wanted is None or wanted(event):
-            data = events[n - last - 1 - event.part].data if event.part else event.data
-            found.append(_placed(event, epoch, n, data))
-            if len(found) >= limit:
+            last_number, epoch, body = connection.execute(query, (n,)).fetchone()
+            events = _decode_bundle(body)
+        event = events[n - last_number - 1]
+        if matches is None or matches(event):
+            data = events[n - last_number - 1 - event.part].data if event.part else event.data
+            events_found.append(_with_cursor_and_data(event, epoch, n, data))
+            if len(events_found) >= limit:
                 break
-    return found, max(start, known or 0)
+    return events_found, max(start_number, last_known or 0)
 
 
-def _numbers(connection: sqlite3.Connection, start: int, asked: Mapping[str, str]) -> Iterator[int]:
+def _find_candidate_numbers(
+    connection: sqlite3.Connection, start_number: int, filters: Mapping[str, str]
+) -> Iterator[int]:
     """Numbers of events that may fit, in order: none is missing of those that are marked."""
-    if "inputs" in asked:
-        parts, values = ["n > ?"], [start, *([asked["tenant"]] if "tenant" in asked else [])]
-        parts += ["tenant = ?"] * (len(values) - 1)
-        text = f"SELECT n FROM edges WHERE {' AND '.join(parts)} ORDER BY n"  # noqa: S608 # nosec B608
-        return (n for (n,) in connection.execute(text, values))
-    few = asked.keys() & {"id", "request", "kind"}
-    if "tenant" in asked and "verb" in asked and not few:
+    if "inputs" in filters:
+        conditions, values = ["n > ?"], [start_number, *([filters["tenant"]] if "tenant" in filters else [])]
+        conditions += ["tenant = ?"] * (len(values) - 1)
+        statement = f"SELECT n FROM edges WHERE {' AND '.join(conditions)} ORDER BY n"  # noqa: S608 # nosec B608
+        return (n for (n,) in connection.execute(statement, values))
+    selective_fields = filters.keys() & {"id", "request", "kind"}
+    if "tenant" in filters and "verb" in filters and not selective_fields:
         # Each act of each zone is a stretch of the index in the order of the log.
-        zones = [asked["zone"]] if "zone" in asked else list(_zones(connection, asked["tenant"]))
-        each = [{**asked, "zone": zone, "verb": verb} for zone in zones for verb in sorted(set(asked["verb"].split()))]
-        return merge(*(_marked(connection, start, one, "INDEXED BY events_verb") for one in each))
+        zones = [filters["zone"]] if "zone" in filters else list(_iterate_zones(connection, filters["tenant"]))
+        zone_operation_filters = [
+            {**filters, "zone": zone, "verb": verb} for zone in zones for verb in sorted(set(filters["verb"].split()))
+        ]
+        return merge(
+            *(
+                _find_marked_numbers(connection, start_number, zone_operation_filter, "INDEXED BY events_verb")
+                for zone_operation_filter in zone_operation_filters
+            )
+        )
     # Where neither a thing nor an id nor a request is asked for, the one index that fits is all events of a tenant, and
     # looking each of them up takes twenty times as long as reading the marks in their order.
-    return _marked(connection, start, asked, "" if few else "NOT INDEXED")
+    return _find_marked_numbers(connection, start_number, filters, "" if selective_fields else "NOT INDEXED")
 
 
-def _marked(connection: sqlite3.Connection, start: int, asked: Mapping[str, str], how: str) -> Iterator[int]:
-    fields = [field for field in asked if field != "verb" or " " not in asked[field]]
-    parts = " AND ".join(["n > ?", *(f"{field} = ?" for field in fields)])
-    text = f"SELECT n FROM marks {how} WHERE {parts} ORDER BY n"  # noqa: S608 # nosec B608
-    return (n for (n,) in connection.execute(text, (start, *(asked[field] for field in fields))))
+def _find_marked_numbers(
+    connection: sqlite3.Connection, start_number: int, filters: Mapping[str, str], index_hint: str
+) -> Iterator[int]:
+    fields = [field for field in filters if field != "verb" or " " not in filters[field]]
+    condition = " AND ".join(["n > ?", *(f"{field} = ?" for field in fields)])
+    statement = f"SELECT n FROM marks {index_hint} WHERE {condition} ORDER BY n"  # noqa: S608 # nosec B608
+    return (n for (n,) in connection.execute(statement, (start_number, *(filters[field] for field in fields))))
 
 
-def _named(event: EventRow) -> tuple[str, ...]:
+def _get_mark_values(event: EventRow) -> tuple[str, ...]:
     """What a question may name, in the order of _COLUMNS."""
     id_, tenant, zone, verb, actor, (_, kind, project, name, version), _, request, *_ = event
     return tenant, zone, id_, verb, actor, request, kind, project, name, version
 
 
-def _wanted(asked: Mapping[str, str]) -> Callable[[EventRow], bool] | None:
+def _make_matcher(filters: Mapping[str, str]) -> Callable[[EventRow], bool] | None:
     """Whether an event is as asked; None where every one is."""
-    fields = {_COLUMNS.index(field): value for field, value in asked.items() if field not in ("verb", "inputs")}
-    verbs, inputs = frozenset(asked.get("verb", "").split()), "inputs" in asked
-    if not asked:
+    fields = {_MARK_COLUMNS.index(field): value for field, value in filters.items() if field not in ("verb", "inputs")}
+    operations, inputs = frozenset(filters.get("verb", "").split()), "inputs" in filters
+    if not filters:
         return None
-    if asked.keys() == {"kind"}:  # what loops ask for, of all that is written
-        kind = asked["kind"]
+    if filters.keys() == {"kind"}:  # what loops ask for, of all that is written
+        kind = filters["kind"]
         return lambda event: event.subject.kind == kind
 
-    def fits(event: EventRow) -> bool:
-        if (inputs and not event.inputs) or (verbs and event.verb not in verbs):
+    def matches_event(event: EventRow) -> bool:
+        if (inputs and not event.inputs) or (operations and event.verb not in operations):
             return False
-        named = _named(event) if fields else ()
-        return all(named[index] == value for index, value in fields.items())
+        mark_values = _get_mark_values(event) if fields else ()
+        return all(mark_values[index] == value for index, value in fields.items())
 
-    return fits
+    return matches_event
 
 
-def _words(asked: Mapping[str, str]) -> list[bytes]:
+def _list_required_bytes(filters: Mapping[str, str]) -> list[bytes]:
     """What a bundle holds as it is, where any event of it is as asked."""
-    verbs = asked.get("verb", "").split()
-    named = [value for field, value in asked.items() if field not in ("verb", "inputs")]
+    operations = filters.get("verb", "").split()
+    field_values = [value for field, value in filters.items() if field not in ("verb", "inputs")]
     # Of several verbs any one will do: none of them has to be there.
-    return [value.encode(errors="replace") for value in (*named, *(verbs if len(verbs) == 1 else ()))]
+    return [value.encode(errors="replace") for value in (*field_values, *(operations if len(operations) == 1 else ()))]
 
 
-def _placed(event: EventRow, epoch: int, n: int, data: bytes) -> EventRow:
+def _with_cursor_and_data(event: EventRow, epoch: int, n: int, data: bytes) -> EventRow:
     """The event with its cursor, and with the data it shares with its neighbours."""
-    pos = event.pos or sql.cursor(epoch, 0, n)
+    cursor = event.pos or sql.format_cursor(epoch, 0, n)
     # A named tuple's own constructor takes twice as long.
-    return tuple.__new__(EventRow, (*event[:9], data, event.inputs, pos, event.part))
+    return tuple.__new__(EventRow, (*event[:9], data, event.inputs, cursor, event.part))
 
 
-def _number(connection: sqlite3.Connection, after: str) -> int:
-    epoch, xid, seq = sql.place(after)
+def _to_number(connection: sqlite3.Connection, after: str) -> int:
+    epoch, xid, seq = sql.parse_cursor(after)
     if not xid:
         return seq
-    row = connection.execute(_IMPORTED, (epoch, xid, seq)).fetchone()
+    row = connection.execute(_SELECT_IMPORTED, (epoch, xid, seq)).fetchone()
     number: int = row[0] if row else 0
     return number

@@ -28,9 +28,9 @@ def read_unix_user_rules(text: str) -> tuple[UnixUserRule, ...]:
     """The rules in a cluster's option `users`: pairs separated by commas."""
     rules = []
     for pair in filter(None, (part.strip() for part in text.split(","))):
-        person, equals, unix_user = pair.partition("=")
-        well_formed = _PERSON.fullmatch(person) and _UNIX_USER.fullmatch(unix_user) and person.count("*") <= 1
-        if not equals or not well_formed or (unix_user == "*" and "*" not in person):
+        person, equals_sign, unix_user = pair.partition("=")
+        is_well_formed = _PERSON.fullmatch(person) and _UNIX_USER.fullmatch(unix_user) and person.count("*") <= 1
+        if not equals_sign or not is_well_formed or (unix_user == "*" and "*" not in person):
             raise Invalid(
                 f"the option users: expected PERSON=UNIX_USER pairs, got {pair[:80]!r}",
                 "for example users=oidc.*=*,loader=svc_loader",
@@ -46,6 +46,6 @@ def map_unix_user(person: str, rules: tuple[UnixUserRule, ...]) -> str:
             continue
         if rule.unix_user != "*":
             return rule.unix_user
-        before, _, after = rule.person.partition("*")
-        return person[len(before) : len(person) - len(after)]
+        star_prefix, _, star_suffix = rule.person.partition("*")
+        return person[len(star_prefix) : len(person) - len(star_suffix)]
     return person

@@ -8,26 +8,26 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-from falaj.catalog.records import Begun, Code, Facts, Made, Opened
-from falaj.catalog.sources import Source, forget, memory_of, open_source
-from falaj.content.records import Table
+from falaj.catalog.publish_sources import PublishSource, forget_memory, lock_memory, open_source
+from falaj.catalog.records import CodeOrigin, OpenedVersion, PublishFacts, PublishTicket, SentTree
+from falaj.content.records import TableDescription
+from falaj.core.byte_channel import UploadReceipt
+from falaj.core.client_command import Client, client_command
 from falaj.core.data import dataclass
-from falaj.core.errand import Here, errand
-from falaj.core.errors import Conflict, Corrupt, Denied, Invalid, NotFound, Stale
+from falaj.core.errors import Conflict, CorruptData, Denied, Invalid, NotFound, StaleRevision
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.core.transfer import Receipt
-from falaj.snapshot.again import look_again
+from falaj.snapshot.fast_check import check_published_folder
 
 if TYPE_CHECKING:
-    from falaj.snapshot.whole import Plan
-    from falaj.snapshot.write import Written
+    from falaj.snapshot.page_reuse import ReusePlan
+    from falaj.snapshot.publisher import WrittenTree
 
-_TRIES = 8
+_MAX_COMMIT_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishResult:
     """The version that a publish made, or found unchanged, and what it cost."""
 
     ref: Ref
@@ -42,12 +42,12 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PublishOrder:
     """What somebody wants published, under which name and with what to say of it."""
 
     name: Ref
-    source: Source
-    facts: Facts = field(default_factory=Facts)
+    source: PublishSource
+    facts: PublishFacts = field(default_factory=PublishFacts)
     label: Label | None = None
     inputs: Mapping[str, Ref] = field(default_factory=dict)
     zone: str = ""
@@ -55,22 +55,22 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class UploadSink:
     """The way in, for whoever writes a snapshot."""
 
-    here: Here
+    here: Client
     ticket: str
 
-    def put(self, chunks: Iterable[bytes]) -> Receipt:
+    def put(self, chunks: Iterable[bytes]) -> UploadReceipt:
         return self.here.bytes.put(self.ticket, chunks)
 
-    def bundle(self, receipts: tuple[Receipt, ...]) -> Receipt:
+    def bundle(self, receipts: tuple[UploadReceipt, ...]) -> UploadReceipt:
         return self.here.bytes.bundle(self.ticket, receipts)
 
 
-@errand
+@client_command
 def publish(
-    here: Here,
+    client: Client,
     name: Annotated[Ref, "what to call it, for example dataset:fraud/tx or model:fraud/scorer"],
     source: Annotated[str, "a folder, a file, or another tool's table or project, for example delta:./table@12"],
     label: Annotated[Label | None, "what the law says of it, for example AE-PDPL,sensitive"] = None,
@@ -86,7 +86,7 @@ def publish(
     params: Annotated[dict[str, str] | None, "of a model: what it was trained with"] = None,
     code: Annotated[str, "of a model: the folder of the program that made it, kept as a version of its own"] = "",
     command: Annotated[str, "of a model: what was run, inside the folder of its code"] = "",
-) -> Published:
+) -> PublishResult:
     """Publish files as the next version of a dataset, a model or a program.
 
     Only what is new since the newest version is read and sent, encrypted under the zone's keys. A publish that broke
@@ -98,192 +98,215 @@ def publish(
         falaj catalog publish dataset:fraud/tx ./transactions --label AE-PDPL,sensitive --columns email=personal
         falaj catalog publish model:fraud/scorer ./model --inputs data=dataset:fraud/tx@v3 --metrics auc=0.93
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     if name.version:
         raise Invalid(f"{name} names a version", "versions are numbered by the platform: leave it out", name)
-    about_model = {"metrics": metrics, "params": params, "code": code, "command": command}
-    given = [word for word, value in about_model.items() if value]
-    if given and name.kind != "model":
-        raise Invalid(f"a {name.kind} has no {', '.join(given)}", "those are for models", name)
-    used = {role: Ref.parse(ref) for role, ref in (inputs or {}).items()}
-    with open_source(source) as found:
-        facts = Facts(message, tags=dict(found.tags))
+    model_options = {"metrics": metrics, "params": params, "code": code, "command": command}
+    named_options = [option_name for option_name, value in model_options.items() if value]
+    if named_options and name.kind != "model":
+        raise Invalid(f"a {name.kind} has no {', '.join(named_options)}", "those are for models", name)
+    input_refs = {role: Ref.parse(ref) for role, ref in (inputs or {}).items()}
+    with open_source(source) as opened_source:
+        facts = PublishFacts(message, tags=dict(opened_source.tags))
         if name.kind == "model":
-            from falaj.catalog.cards import hash_files, make_card
+            from falaj.catalog.model_cards import hash_files, make_card
 
-            card = make_card(found.path, metrics or {}, params or {}, command)
+            card = make_card(opened_source.path, metrics or {}, params or {}, command)
             if code:
-                program = publish_code(here, name, Path(code), zone)
+                program = publish_code(client, name, Path(code), zone)
                 card = replace(card, code=program)
-                used = {**used, **({"code": program.ref} if program.ref else {})}
-            facts = replace(facts, card=card, files=hash_files(found.path))
-        done = carry_out(here, Order(name, found, facts, label, used, zone, columns or {}))
+                input_refs = {**input_refs, **({"code": program.ref} if program.ref else {})}
+            facts = replace(facts, card=card, files=hash_files(opened_source.path))
+        result = run_publish(client, PublishOrder(name, opened_source, facts, label, input_refs, zone, columns or {}))
     if name.kind == "model":
-        done = replace(done, note="; ".join(filter(None, (done.note, *here.catalog.inspect(done.ref).reasons))))
-    return replace(done, seconds=round(time.monotonic() - began, 3))
+        result = replace(
+            result, note="; ".join(filter(None, (result.note, *client.catalog.inspect(result.ref).reasons)))
+        )
+    return replace(result, seconds=round(time.monotonic() - started_at, 3))
 
 
-def publish_code(here: Here, name: Ref, folder: Path, zone: str = "") -> Code:
+def publish_code(client: Client, name: Ref, folder: Path, zone: str = "") -> CodeOrigin:
     """Keep the program: what git counts as its files where there is git, else all of them."""
     import shutil
     import tempfile
 
-    from falaj.catalog.gitfacts import read_code, tracked
+    from falaj.catalog.git_facts import list_tracked_files, read_code
 
     if not folder.is_dir():
         raise Invalid(f"{str(folder)!r:.300} is not a folder", "name the folder of the program", name)
     program = Ref("code", name.project, name.name)
-    listed = tracked(folder)
-    if listed is None:
-        done = carry_out(here, Order(program, Source(folder.resolve()), zone=zone))
-        return Code(done.ref)
+    tracked_paths = list_tracked_files(folder)
+    if tracked_paths is None:
+        result = run_publish(client, PublishOrder(program, PublishSource(folder.resolve()), zone=zone))
+        return CodeOrigin(result.ref)
     facts = read_code(folder)
-    with tempfile.TemporaryDirectory(prefix="falaj-code-") as scratch:
-        for path in map(os.fsdecode, listed):
-            target = Path(scratch, path)
+    with tempfile.TemporaryDirectory(prefix="falaj-code-") as scratch_folder:
+        for path in map(os.fsdecode, tracked_paths):
+            target = Path(scratch_folder, path)
             if (folder / path).is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(folder / path, target, follow_symlinks=False)
         tags = {"commit": facts.commit, "remote": facts.remote, "dirty": facts.dirty}
-        told = Facts(tags={key: value for key, value in tags.items() if value})
-        done = carry_out(here, Order(program, Source(Path(scratch), passing=True), told, zone=zone))
-    return replace(facts, ref=done.ref)
+        code_facts = PublishFacts(tags={key: value for key, value in tags.items() if value})
+        result = run_publish(
+            client, PublishOrder(program, PublishSource(Path(scratch_folder), passing=True), code_facts, zone=zone)
+        )
+    return replace(facts, ref=result.ref)
 
 
-def carry_out(here: Here, order: Order) -> Published:
+def run_publish(client: Client, order: PublishOrder) -> PublishResult:
     """Send what is new, and have it made a version."""
-    found = order.source
-    with memory_of(here.address, str(order.name), order.zone, "" if found.passing else str(found.path)) as memory:
+    order_source = order.source
+    with lock_memory(
+        client.address, str(order.name), order.zone, "" if order_source.passing else str(order_source.path)
+    ) as memory_path:
         try:
-            return _attempt(here, order, memory)
+            return _attempt_publish(client, order, memory_path)
         except (Conflict, NotFound):
             # What was sent long ago, or what we built on, was taken away: this once, begin with nothing.
-            forget(memory)
-            return _attempt(here, order, memory)
+            forget_memory(memory_path)
+            return _attempt_publish(client, order, memory_path)
 
 
-def begin(here: Here, order: Order) -> Begun:
+def begin_publish(client: Client, order: PublishOrder) -> PublishTicket:
     """Ask whether it may lie there with all that will be said of it, before any byte goes; gives the ticket."""
     inputs = dict(order.inputs) or None
-    return cast(Begun, here.catalog.begin(order.name, zone=order.zone, label=order.label, inputs=inputs))
+    return cast(PublishTicket, client.catalog.begin(order.name, zone=order.zone, label=order.label, inputs=inputs))
 
 
-def _attempt(here: Here, order: Order, memory: Path | None) -> Published:
-    with here.progress.task(f"publishing {order.name}") as task:
-        seen = look_again(order.source.path, memory) if memory is not None else None
-        if seen is not None and seen.root and (ref := _confirmed(here, order, seen.root)) is not None:
-            task.advance(seen.size_bytes)
-            return Published(ref, seen.num_files, seen.size_bytes, 0, seen.num_files)
-        begun = begin(here, order)
-        base = _open_base(here, begun)
-        written = _write(here, order, (begun.ticket, base), memory, seen and seen.plan, task.advance)
-    table, note = _table(here, order, base, written)
+def _attempt_publish(client: Client, order: PublishOrder, memory: Path | None) -> PublishResult:
+    with client.progress.task(f"publishing {order.name}") as task:
+        rescan = check_published_folder(order.source.path, memory) if memory is not None else None
+        if rescan is not None and rescan.root and (ref := _confirm_unchanged(client, order, rescan.root)) is not None:
+            task.advance(rescan.size_bytes)
+            return PublishResult(ref, rescan.num_files, rescan.size_bytes, 0, rescan.num_files)
+        begun_publish = begin_publish(client, order)
+        base = _open_base(client, begun_publish)
+        written = _write_snapshot(
+            client, order, (begun_publish.ticket, base), memory, rescan and rescan.plan, task.advance
+        )
+    table, note = _describe_table(client, order, base, written)
     facts = replace(order.facts, table=table)
-    ref = _commit(here, order, Made(begun.ticket, written.tree, written.receipts), facts, base.ref if base else None)
+    ref = _commit_version(
+        client, order, SentTree(begun_publish.ticket, written.tree, written.receipts), facts, base.ref if base else None
+    )
     tree = written.tree
     note = "; ".join(filter(None, (*written.notes, note)))
-    return Published(ref, tree.num_files, tree.size_bytes, written.new_bytes, written.kept_files, note=note)
+    return PublishResult(ref, tree.num_files, tree.size_bytes, written.new_bytes, written.kept_files, note=note)
 
 
-def _confirmed(here: Here, order: Order, root: str) -> Ref | None:
+def _confirm_unchanged(client: Client, order: PublishOrder, root: str) -> Ref | None:
     """The newest version, where these files are what it holds and nothing is to be said of them."""
     facts = order.facts
     if order.label or order.inputs or order.columns or facts.table or facts.card or facts.tags or facts.files:
         return None
     with suppress(NotFound):  # the name, or in an older house the verb
-        return cast("Ref | None", here.catalog.confirm(order.name, root, zone=order.zone))
+        return cast("Ref | None", client.catalog.confirm(order.name, root, zone=order.zone))
     return None
 
 
-def _open_base(here: Here, begun: Begun) -> Opened | None:
+def _open_base(client: Client, begun_publish: PublishTicket) -> OpenedVersion | None:
     """The newest version, to build on; whoever may write and not read sends everything again."""
-    if begun.base is None:
+    if begun_publish.base is None:
         return None
     with suppress(Denied, NotFound):
-        return cast(Opened, here.catalog.open(begun.base))
+        return cast(OpenedVersion, client.catalog.open(begun_publish.base))
     return None
 
 
-def _write(
-    here: Here,
-    order: Order,
-    begun: tuple[str, Opened | None],
+def _write_snapshot(
+    client: Client,
+    order: PublishOrder,
+    ticket_and_base: tuple[str, OpenedVersion | None],
     memory: Path | None,
-    plan: "Plan | None",
+    plan: "ReusePlan | None",
     advance: Callable[[int], None],
-) -> "Written":
-    from falaj.catalog.reading import Reading
-    from falaj.snapshot.read import Snapshot
-    from falaj.snapshot.write import publish_folder
+) -> "WrittenTree":
+    from falaj.catalog.version_reader import VersionReader
+    from falaj.snapshot.publisher import publish_folder
+    from falaj.snapshot.tree_reader import TreeSnapshot
 
-    ticket, base = begun
-    known = Snapshot(base.tree, Reading(here, base.ref, base.ticket)) if base is not None else None
-    sink = Sink(here, ticket)
-    return publish_folder(order.source.path, sink, base=known, state=memory, advance=advance, plan=plan)
+    ticket, base = ticket_and_base
+    base_snapshot = TreeSnapshot(base.tree, VersionReader(client, base.ref, base.ticket)) if base is not None else None
+    sink = UploadSink(client, ticket)
+    return publish_folder(order.source.path, sink, base=base_snapshot, state_path=memory, advance=advance, plan=plan)
 
 
-def _commit(here: Here, order: Order, made: Made, facts: Facts, base: Ref | None) -> Ref:
+def _commit_version(
+    client: Client, order: PublishOrder, sent_tree: SentTree, facts: PublishFacts, base: Ref | None
+) -> Ref:
     """Make it a version; when others make theirs at the same moment, one after the other."""
-    said = {"facts": facts, "label": order.label, "inputs": dict(order.inputs), "base": base}
-    for _ in range(_TRIES - 1):
-        with suppress(Stale):
-            return cast(Ref, here.catalog.commit(order.name, made, **said))
-    return cast(Ref, here.catalog.commit(order.name, made, **said))
+    commit_arguments = {"facts": facts, "label": order.label, "inputs": dict(order.inputs), "base": base}
+    for _ in range(_MAX_COMMIT_TRIES - 1):
+        with suppress(StaleRevision):
+            return cast(Ref, client.catalog.commit(order.name, sent_tree, **commit_arguments))
+    return cast(Ref, client.catalog.commit(order.name, sent_tree, **commit_arguments))
 
 
-def _table(here: Here, order: Order, base: Opened | None, written: "Written") -> tuple[Table | None, str]:
+def _describe_table(
+    client: Client, order: PublishOrder, base: OpenedVersion | None, written: "WrittenTree"
+) -> tuple[TableDescription | None, str]:
     """What the files say of their rows; and what a person should know of that."""
     if order.name.kind != "dataset":
         return None, ""
     if base is not None and base.tree.root == written.tree.root and not order.columns:
         return base.table, ""  # the very same files: what was found out about them still holds
-    from falaj.content.tables import absent, guess
+    from falaj.content.table_statistics import make_absent_columns, warn_undeclared_columns
 
-    known = _declared(here, order, base)
+    declared_columns = _list_declared_columns(client, order, base)
     try:
-        found, why = order.source.table or _described(order, known), ""
-    except (Invalid, Corrupt, NotFound) as error:
+        described_table, reason_text = order.source.table or _describe_columns(order, declared_columns), ""
+    except (Invalid, CorruptData, NotFound) as error:
         if order.columns:
             raise Invalid(error.message, error.hint, order.name) from error
-        found, why = None, f"published without a schema: {error.message}"
-    if found is None:
+        described_table, reason_text = None, f"published without a schema: {error.message}"
+    if described_table is None:
         # The next version may hold the columns again that were declared.
-        return Table(None, absent(known), "", 0) if known else None, why
-    notes = "; ".join((*_unseen(found), *guess(found.columns)))
-    return replace(found, source=order.source.pinned or found.source), notes
+        return TableDescription(
+            None, make_absent_columns(declared_columns), "", 0
+        ) if declared_columns else None, reason_text
+    notes = "; ".join((*_warn_missing_columns(described_table), *warn_undeclared_columns(described_table.columns)))
+    return replace(described_table, source=order.source.pinned or described_table.source), notes
 
 
-def _declared(here: Here, order: Order, base: Opened | None) -> dict[str, str]:
+def _list_declared_columns(client: Client, order: PublishOrder, base: OpenedVersion | None) -> dict[str, str]:
     """Which columns were declared for the versions before, but for those that are said to be gone."""
-    before = base.table if base is not None else None
+    earlier_table = base.table if base is not None else None
     if base is None:
         with suppress(Denied, NotFound):  # the newest version may lie in another zone
-            before = here.catalog.show(order.name).table
-    said = {name.casefold() for name in order.columns}
-    columns = before.columns if before else ()
-    return {each.name: each.category for each in columns if each.category and each.name.casefold() not in said}
+            earlier_table = client.catalog.show(order.name).table
+    named_columns = {name.casefold() for name in order.columns}
+    columns = earlier_table.columns if earlier_table else ()
+    return {
+        table_column.name: table_column.category
+        for table_column in columns
+        if table_column.category and table_column.name.casefold() not in named_columns
+    }
 
 
-def _described(order: Order, known: Mapping[str, str]) -> Table | None:
+def _describe_columns(order: PublishOrder, declared_columns: Mapping[str, str]) -> TableDescription | None:
     """A column that was declared personal stays so for every version after, until somebody says that it is gone."""
-    from falaj.content.tables import GONE, describe
+    from falaj.content.table_statistics import CATEGORY_GONE, describe_table
 
-    path, given = order.source.path, {name: kind for name, kind in order.columns.items() if kind != GONE}
-    if not all(given.values()):
-        raise Invalid("a column is declared as nothing", f"personal, sensitive, or {GONE}")
-    table = describe(path, given, known)
-    if table is None and given:
+    path, present_categories = (
+        order.source.path,
+        {name: kind for name, kind in order.columns.items() if kind != CATEGORY_GONE},
+    )
+    if not all(present_categories.values()):
+        raise Invalid("a column is declared as nothing", f"personal, sensitive, or {CATEGORY_GONE}")
+    table = describe_table(path, present_categories, declared_columns)
+    if table is None and present_categories:
         hint = "columns are those of Parquet, CSV, Arrow or JSON-lines files"
         raise Invalid(f"there is no table in {str(path)!r:.200}", hint)
-    gone = {name.casefold() for name in order.columns} - {name.casefold() for name in given}
+    gone_names = {name.casefold() for name in order.columns} - {name.casefold() for name in present_categories}
     for column in table.columns if table else ():
-        if column.name.casefold() in gone:
+        if column.name.casefold() in gone_names:
             raise Invalid(f"the column {column.name!r:.80} is not gone", "declare it personal or sensitive")
     return table
 
 
-def _unseen(table: Table) -> Iterable[str]:
+def _warn_missing_columns(table: TableDescription) -> Iterable[str]:
     for column in table.columns:
         if not column.type:
-            what = f"the column {column.name!r:.80} was declared {column.category} and is not there"
-            yield f"{what}: no values of the table are kept until it is, or is said to be gone (--columns NAME=gone)"
+            warning = f"the column {column.name!r:.80} was declared {column.category} and is not there"
+            yield f"{warning}: no values of the table are kept until it is, or is said to be gone (--columns NAME=gone)"

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar
 
-from falaj.content.records import Table
+from falaj.content.records import TableDescription
+from falaj.core.byte_channel import UploadReceipt
 from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
-from falaj.core.transfer import Receipt
-from falaj.snapshot.records import Tree
+from falaj.snapshot.records import PublishedTree
 
-KINDS = ("dataset", "model", "code")
-STAGES = ("experiment", "staging", "production", "retired", "destroyed")
+VERSION_KINDS = ("dataset", "model", "code")
+VERSION_STAGES = ("experiment", "staging", "production", "retired", "destroyed")
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeOrigin:
     """The program that made a model: where it came from, and the version of it that we keep."""
 
     STRUCTURE: ClassVar = ("ref", "commit")
@@ -29,13 +29,13 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelCard:
     """What a model version is made of, beside its files."""
 
     STRUCTURE: ClassVar = ("format", "code_bearing", "code", "run")
 
     format: str = ""
-    """safetensors, onnx, skops, xgboost, lightgbm, …; see content/formats.py."""
+    """safetensors, onnx, skops, xgboost, lightgbm, …; see content/model_formats.py."""
     code_bearing: bool = False
     """True when loading it would run code: kept, never loaded by us, never in production."""
     signature: Mapping[str, Any] = field(default_factory=dict)
@@ -45,24 +45,24 @@ class Card:
     """Package to version, with `python` and `platform`."""
     command: tuple[str, ...] = ()
     """What was run, inside the code's folder."""
-    code: Code | None = None
+    code: CodeOrigin | None = None
     run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PublishFacts:
     """What a publisher says of a version."""
 
     message: str = ""
-    table: Table | None = None
-    card: Card | None = None
+    table: TableDescription | None = None
+    card: ModelCard | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Of a model: SHA-256 by path, as signatures name files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class CatalogVersion:
     """One version of a dataset, a model or a program."""
 
     STRUCTURE: ClassVar = (
@@ -85,8 +85,8 @@ class Version:
     message: str = ""
     aliases: tuple[str, ...] = ()
     inputs: Mapping[str, Ref] = field(default_factory=dict)
-    table: Table | None = None
-    card: Card | None = None
+    table: TableDescription | None = None
+    card: ModelCard | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     pinned: bool = False
     signed: bool = False
@@ -111,12 +111,12 @@ class VersionPage:
 
     STRUCTURE: ClassVar = ("versions", "next")
 
-    versions: tuple[Version, ...]
+    versions: tuple[CatalogVersion, ...]
     next: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PublishTicket:
     """What a publisher needs: the ticket to send under, and the newest version, to build on by whoever may open it."""
 
     ticket: str
@@ -124,14 +124,14 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedVersion:
     """What a reader needs: the tree, and the ticket to get its bytes under."""
 
     ref: Ref
-    tree: Tree
+    tree: PublishedTree
     ticket: str
-    table: Table | None = None
-    card: Card | None = None
+    table: TableDescription | None = None
+    card: ModelCard | None = None
     signature: str = ""
     """Of a model: the OpenSSF model-signing bundle, as JSON."""
     key: str = ""
@@ -139,9 +139,9 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class SentTree:
     """What a publisher hands in: the tree, and the receipts of the bundles that are new in it."""
 
     ticket: str
-    tree: Tree
-    receipts: tuple[Receipt, ...] = ()
+    tree: PublishedTree
+    receipts: tuple[UploadReceipt, ...] = ()

@@ -19,21 +19,32 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from falaj.catalog.records import Card
-from falaj.content.formats import Tensor, tensors
+from falaj.catalog.records import ModelCard
+from falaj.content.model_formats import TensorLocation, read_tensor_table
 from falaj.core.errors import Invalid, Unavailable, UserCodeFailed
 
-MOST_DETAILS = 20
-_BLOCK = 1 << 20
-_TAIL = 2000
-_KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+MAX_DETAILS = 20
+_BLOCK_BYTES = 1 << 20
+_MAX_OUTPUT_CHARS = 2000
+_KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """What of the caller's surroundings the program sees: no tokens, and nothing that would make it another run."""
-_STEADY = ("CUBLAS_WORKSPACE_CONFIG", "TF_DETERMINISTIC_OPS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_OUR_OWN = "falaj"
-_NUMBERS = {
-    "F64": "d", "F32": "f", "F16": "e", "BF16": "H", "I64": "q", "I32": "i", "I16": "h", "I8": "b", "U64": "Q",
-    "U32": "I", "U16": "H", "U8": "B", "BOOL": "?",
-}  # fmt: skip
+_DETERMINISM_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TF_DETERMINISTIC_OPS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_OWN_PACKAGE = "falaj"
+_FORMAT_BY_DTYPE = {
+    "F64": "d",
+    "F32": "f",
+    "F16": "e",
+    "BF16": "H",
+    "I64": "q",
+    "I32": "i",
+    "I16": "h",
+    "I8": "b",
+    "U64": "Q",
+    "U32": "I",
+    "U16": "H",
+    "U8": "B",
+    "BOOL": "?",
+}
 _LIST_PACKAGES = """
 import json, platform
 from importlib.metadata import distributions
@@ -43,7 +54,7 @@ print(json.dumps({**found, "python": platform.python_version(), "platform": plat
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class FileComparison:
     """One file of the version and the one that came out now."""
 
     path: str
@@ -51,220 +62,261 @@ class Matched:
     difference: str = ""
 
 
-def environ(card: Card, inputs: Mapping[str, Path], output: Path) -> dict[str, str]:
+def build_program_environment(card: ModelCard, inputs: Mapping[str, Path], output: Path) -> dict[str, str]:
     """What the program is told: where its inputs lie, where to write, its parameters and its seeds."""
-    told = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    told |= {name: value for name, value in card.params.items() if name in _STEADY or _is_seed(name)}
-    named = {f"FALAJ_INPUT_{variable(role)}": str(path) for role, path in inputs.items()}
-    params = {f"FALAJ_PARAM_{variable(name)}": value for name, value in card.params.items()}
-    if len(named) + len(params) < len(inputs) + len(card.params):
+    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    environment |= {
+        name: value for name, value in card.params.items() if name in _DETERMINISM_VARIABLES or _is_seed(name)
+    }
+    input_variables = {f"FALAJ_INPUT_{to_variable_name(role)}": str(path) for role, path in inputs.items()}
+    params = {f"FALAJ_PARAM_{to_variable_name(name)}": value for name, value in card.params.items()}
+    if len(input_variables) + len(params) < len(inputs) + len(card.params):
         raise Invalid("two inputs or two parameters differ only in signs that no variable has", "name them apart")
-    return {"PYTHONHASHSEED": "0", **told, **params, **named, "FALAJ_OUTPUT": str(output)}
+    return {"PYTHONHASHSEED": "0", **environment, **params, **input_variables, "FALAJ_OUTPUT": str(output)}
 
 
-def run(command: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path, timeout_s: float = 0.0) -> None:
+def run_program(command: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path, timeout_s: float = 0.0) -> None:
     """Run the program to its end; UserCodeFailed, with the last it said, when it fails or takes too long."""
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         try:
             process = subprocess.Popen(  # noqa: S603  # nosec B603: it is what was asked for, and no shell
-                command, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+                command,
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise UserCodeFailed(f"{command[0]!r:.100} cannot be run: {error.strerror}", "install it") from error
         try:
-            ended = process.wait(timeout_s or None)
+            exit_code = process.wait(timeout_s or None)
         except subprocess.TimeoutExpired as error:
             raise UserCodeFailed(f"the program took more than {timeout_s:g} seconds", "give it --timeout-s") from error
         finally:
-            _end(process)
-    if ended:
-        raise UserCodeFailed(f"the program ended with {ended}", f"it said: {_last_words(log)}")
+            _kill_process_group(process)
+    if exit_code:
+        raise UserCodeFailed(f"the program ended with {exit_code}", f"it said: {_read_last_output(log)}")
 
 
-def installed(python: Path, env: Mapping[str, str]) -> dict[str, str]:
+def list_installed_packages(python: Path, env: Mapping[str, str]) -> dict[str, str]:
     """The packages of a Python by version, with Python itself and the platform."""
-    done = subprocess.run(  # noqa: S603  # nosec B603
+    completed = subprocess.run(  # noqa: S603  # nosec B603
         [python, "-P", "-c", _LIST_PACKAGES], env=dict(env), capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise Unavailable("the packages of this Python cannot be listed", done.stderr[-_TAIL:])
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    if completed.returncode:
+        raise Unavailable("the packages of this Python cannot be listed", completed.stderr[-_MAX_OUTPUT_CHARS:])
+    packages: dict[str, str] = json.loads(completed.stdout)
+    return packages
 
 
-def environment_differs(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
+def compare_environments(recorded: Mapping[str, str], installed_packages: Mapping[str, str]) -> tuple[str, ...]:
     """What of the recorded environment is not the same here. What is here and was not there is counted only."""
     names = {name.lower(): version for name, version in recorded.items()}
-    found = [
-        f"{name} was {version} and is {here.get(name, 'not installed')}"
+    differences = [
+        f"{name} was {version} and is {installed_packages.get(name, 'not installed')}"
         for name, version in names.items()
-        if here.get(name) != version
+        if installed_packages.get(name) != version
     ]
-    more = len(here.keys() - names.keys())
-    return (*found, *([f"{more} packages are installed that were not"] if more and recorded else []))
+    extra_count = len(installed_packages.keys() - names.keys())
+    return (
+        *differences,
+        *([f"{extra_count} packages are installed that were not"] if extra_count and recorded else []),
+    )
 
 
-def make_exact(recorded: Mapping[str, str], folder: Path) -> Path:
+def create_exact_environment(recorded: Mapping[str, str], folder: Path) -> Path:
     """A virtual environment with exactly the recorded packages; gives its Python."""
-    mine = ".".join(map(str, sys.version_info[:3]))
-    if recorded.get("python", mine) != mine:
-        raise Invalid(f"it was made with Python {recorded['python']}, this is {mine}", "run falaj with that Python")
-    lock = [f"{name}=={version}" for name, version in recorded.items() if name not in ("python", "platform", _OUR_OWN)]
-    python = folder / "bin" / "python"
-    pip = ["-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "-q", *lock]
-    for words in ([sys.executable, "-m", "venv", str(folder)], [str(python), *pip] if lock else []):
-        if not words:
-            continue
-        done = subprocess.run(  # noqa: S603  # nosec B603 - on the caller's machine, with the caller's settings of pip
-            words, env=dict(os.environ), capture_output=True, text=True, check=False
+    own_python = ".".join(map(str, sys.version_info[:3]))
+    if recorded.get("python", own_python) != own_python:
+        raise Invalid(
+            f"it was made with Python {recorded['python']}, this is {own_python}", "run falaj with that Python"
         )
-        if done.returncode:
-            raise Unavailable("the recorded environment cannot be made here", done.stderr.strip()[-_TAIL:])
+    requirements = [
+        f"{name}=={version}" for name, version in recorded.items() if name not in ("python", "platform", _OWN_PACKAGE)
+    ]
+    python = folder / "bin" / "python"
+    pip = ["-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "-q", *requirements]
+    for command in ([sys.executable, "-m", "venv", str(folder)], [str(python), *pip] if requirements else []):
+        if not command:
+            continue
+        completed = subprocess.run(  # noqa: S603  # nosec B603 - on the caller's machine, with the caller's settings of pip
+            command, env=dict(os.environ), capture_output=True, text=True, check=False
+        )
+        if completed.returncode:
+            raise Unavailable(
+                "the recorded environment cannot be made here", completed.stderr.strip()[-_MAX_OUTPUT_CHARS:]
+            )
     return python
 
 
-def compare(recorded: Path, produced: Path) -> tuple[Matched, ...]:
+def compare_folders(recorded: Path, produced: Path) -> tuple[FileComparison, ...]:
     """Every file of both folders: the same bytes, or what differs."""
-    before, after = set(_files(recorded)), set(_files(produced))
-    found = []
-    for path in sorted(before | after):
-        if path in before and path in after:
-            difference = _difference(recorded / path, produced / path)
+    recorded_paths, produced_paths = set(_iterate_files(recorded)), set(_iterate_files(produced))
+    comparisons = []
+    for path in sorted(recorded_paths | produced_paths):
+        if path in recorded_paths and path in produced_paths:
+            difference = _describe_difference(recorded / path, produced / path)
         else:
-            difference = "it was not made this time" if path in before else "it is new this time"
-        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-        found.append(Matched(shown, not difference, difference))
-    return tuple(found)
+            difference = "it was not made this time" if path in recorded_paths else "it is new this time"
+        shown_path = os.fsencode(path).decode("utf-8", "backslashreplace")
+        comparisons.append(FileComparison(shown_path, not difference, difference))
+    return tuple(comparisons)
 
 
 def _is_seed(name: str) -> bool:
     return bool(re.fullmatch(r"[A-Z][A-Z0-9_]*SEED", name))
 
 
-def variable(name: str) -> str:
+def to_variable_name(name: str) -> str:
     """A role or a parameter as the end of a variable's name."""
     return re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:
     """Nothing that the program started outlives it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _last_words(log: Path) -> str:
-    with log.open("rb") as said:
-        said.seek(max(0, log.stat().st_size - _TAIL))
-        words = said.read().decode(errors="replace").strip()
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in words) or "nothing"
+def _read_last_output(log: Path) -> str:
+    with log.open("rb") as log_file:
+        log_file.seek(max(0, log.stat().st_size - _MAX_OUTPUT_CHARS))
+        output_text = log_file.read().decode(errors="replace").strip()
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in output_text) or "nothing"
 
 
-def _files(folder: Path) -> Iterator[str]:
-    for here, below, names in os.walk(folder):
-        if here == str(folder):
-            below[:] = [name for name in below if name != ".falaj"]  # where a checkout keeps its notes
-        for name in (*names, *(one for one in below if Path(here, one).is_symlink())):
-            yield os.path.relpath(Path(here, name), folder)
+def _iterate_files(folder: Path) -> Iterator[str]:
+    for current_folder, subfolders, names in os.walk(folder):
+        if current_folder == str(folder):
+            subfolders[:] = [name for name in subfolders if name != ".falaj"]  # where a checkout keeps its notes
+        for name in (*names, *(subfolder for subfolder in subfolders if Path(current_folder, subfolder).is_symlink())):
+            yield os.path.relpath(Path(current_folder, name), folder)
 
 
-def _difference(before: Path, after: Path) -> str:
+def _describe_difference(before: Path, after: Path) -> str:
     """Nothing when they are the same; else in the words of the format, if it is one we can read."""
     if before.is_symlink() or after.is_symlink():
         targets = [str(path.readlink()) if path.is_symlink() else "a file" for path in (before, after)]
         return "" if targets[0] == targets[1] else f"{targets[0]!r:.200} became {targets[1]!r:.200}"
-    with before.open("rb") as old, after.open("rb") as new:
-        at = _first_difference(old, new)
-        if at is None:
+    with before.open("rb") as before_file, after.open("rb") as after_file:
+        position = _find_first_difference(before_file, after_file)
+        if position is None:
             return ""
         sizes = (before.stat().st_size, after.stat().st_size)
-        details = _explained(_tensors_differ(old, new, sizes)) or _explained(_json_differs(old, new, sizes))
+        details = _collect_details(_compare_tensors(before_file, after_file, sizes)) or _collect_details(
+            _compare_json(before_file, after_file, sizes)
+        )
         if details:
-            rest = [f"and {len(details) - MOST_DETAILS} more"] if len(details) > MOST_DETAILS else []
-            return "; ".join([*details[:MOST_DETAILS], *rest])
-        return f"{sizes[0]} bytes became {sizes[1]}, the first difference is at byte {at}"
+            more_details = [f"and {len(details) - MAX_DETAILS} more"] if len(details) > MAX_DETAILS else []
+            return "; ".join([*details[:MAX_DETAILS], *more_details])
+        return f"{sizes[0]} bytes became {sizes[1]}, the first difference is at byte {position}"
 
 
-def _explained(found: Iterator[str]) -> list[str]:
+def _collect_details(details: Iterator[str]) -> list[str]:
     """What was found; nothing where the files are of another format."""
     try:
-        return list(found)
+        return list(details)
     except (Invalid, ValueError, RecursionError):
         return []
 
 
-def _first_difference(old: BinaryIO, new: BinaryIO) -> int | None:
-    at = 0
+def _find_first_difference(old: BinaryIO, new: BinaryIO) -> int | None:
+    position = 0
     while True:
-        a, b = old.read(_BLOCK), new.read(_BLOCK)
-        if a != b:
-            return at + next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        if not a:
+        old_block, new_block = old.read(_BLOCK_BYTES), new.read(_BLOCK_BYTES)
+        if old_block != new_block:
+            return position + next(
+                (
+                    i
+                    for i, (old_byte, new_byte) in enumerate(zip(old_block, new_block, strict=False))
+                    if old_byte != new_byte
+                ),
+                min(len(old_block), len(new_block)),
+            )
+        if not old_block:
             return None
-        at += len(a)
+        position += len(old_block)
 
 
-def _tensors_differ(old: BinaryIO, new: BinaryIO, sizes: tuple[int, int]) -> Iterator[str]:
-    before, after = tensors(old, sizes[0]), tensors(new, sizes[1])
+def _compare_tensors(old: BinaryIO, new: BinaryIO, sizes: tuple[int, int]) -> Iterator[str]:
+    before, after = read_tensor_table(old, sizes[0]), read_tensor_table(new, sizes[1])
     for name in sorted(before.keys() | after.keys()):
-        a, b = before.get(name), after.get(name)
-        if a is None or b is None:
-            yield f"tensor {name!r:.100} {'is new' if a is None else 'is gone'}"
-        elif (a.dtype, a.shape) != (b.dtype, b.shape):
-            yield f"tensor {name!r:.100} was {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}"
-        elif said := _numbers_differ(old, new, a, b):
-            yield f"tensor {name!r:.100} {a.dtype}{list(a.shape)}: {said}"
+        before_tensor, after_tensor = before.get(name), after.get(name)
+        if before_tensor is None or after_tensor is None:
+            yield f"tensor {name!r:.100} {'is new' if before_tensor is None else 'is gone'}"
+        elif (before_tensor.dtype, before_tensor.shape) != (after_tensor.dtype, after_tensor.shape):
+            yield (
+                f"tensor {name!r:.100} was {before_tensor.dtype}{list(before_tensor.shape)} "
+                f"and is {after_tensor.dtype}{list(after_tensor.shape)}"
+            )
+        elif difference := _compare_numbers(old, new, before_tensor, after_tensor):
+            yield f"tensor {name!r:.100} {before_tensor.dtype}{list(before_tensor.shape)}: {difference}"
 
 
-def _numbers_differ(old: BinaryIO, new: BinaryIO, a: Tensor, b: Tensor) -> str:
+def _compare_numbers(old: BinaryIO, new: BinaryIO, before_tensor: TensorLocation, after_tensor: TensorLocation) -> str:
     """How many numbers differ and by how much at most, a block at a time."""
-    code = _NUMBERS.get(a.dtype, "B")
-    width, count, most, strange = struct.calcsize(f"<{code}"), 0, 0.0, False
-    for done in range(0, a.stop - a.start, _BLOCK):
-        size = min(_BLOCK, a.stop - a.start - done)
-        old.seek(a.start + done)
-        new.seek(b.start + done)
-        was, now = old.read(size), new.read(size)
-        if was == now:
+    struct_code = _FORMAT_BY_DTYPE.get(before_tensor.dtype, "B")
+    width, count, max_difference, has_nan = struct.calcsize(f"<{struct_code}"), 0, 0.0, False
+    for offset in range(0, before_tensor.stop - before_tensor.start, _BLOCK_BYTES):
+        size = min(_BLOCK_BYTES, before_tensor.stop - before_tensor.start - offset)
+        old.seek(before_tensor.start + offset)
+        new.seek(after_tensor.start + offset)
+        old_bytes, new_bytes = old.read(size), new.read(size)
+        if old_bytes == new_bytes:
             continue
-        x, y = (_unpacked(raw, code, width, a.dtype) for raw in (was, now))
-        count += sum(map(operator.ne, x, y)) - sum(p != p and q != q for p, q in zip(x, y, strict=True))
-        steps = [step for step in map(abs, map(operator.sub, y, x)) if step == step]
-        strange = strange or len(steps) < len(x)
-        most = max(most, max(steps, default=0.0))
-    total = (a.stop - a.start) // width
-    words = "numbers" if a.dtype in _NUMBERS else "bytes"
-    return f"{count} of {total} {words} differ, by at most {most:.6g}{' or by NaN' if strange else ''}" if count else ""
+        old_values, new_values = (
+            _unpack_values(raw_bytes, struct_code, width, before_tensor.dtype) for raw_bytes in (old_bytes, new_bytes)
+        )
+        count += sum(map(operator.ne, old_values, new_values)) - sum(
+            old_value != old_value and new_value != new_value
+            for old_value, new_value in zip(old_values, new_values, strict=True)
+        )
+        value_differences = [
+            value_difference
+            for value_difference in map(abs, map(operator.sub, new_values, old_values))
+            if value_difference == value_difference
+        ]
+        has_nan = has_nan or len(value_differences) < len(old_values)
+        max_difference = max(max_difference, max(value_differences, default=0.0))
+    total = (before_tensor.stop - before_tensor.start) // width
+    unit_name = "numbers" if before_tensor.dtype in _FORMAT_BY_DTYPE else "bytes"
+    return (
+        f"{count} of {total} {unit_name} differ, by at most {max_difference:.6g}{' or by NaN' if has_nan else ''}"
+        if count
+        else ""
+    )
 
 
-def _unpacked(raw: bytes, code: str, width: int, dtype: str) -> tuple[float, ...]:
+def _unpack_values(raw: bytes, struct_code: str, width: int, dtype: str) -> tuple[float, ...]:
     if dtype == "BF16":  # the upper half of a float
-        wide = b"".join(b"\0\0" + raw[at : at + 2] for at in range(0, len(raw), 2))
-        return struct.unpack(f"<{len(raw) // 2}f", wide)
-    return struct.unpack(f"<{len(raw) // width}{code}", raw)
+        widened = b"".join(b"\0\0" + raw[position : position + 2] for position in range(0, len(raw), 2))
+        return struct.unpack(f"<{len(raw) // 2}f", widened)
+    return struct.unpack(f"<{len(raw) // width}{struct_code}", raw)
 
 
-def _json_differs(old: BinaryIO, new: BinaryIO, sizes: tuple[int, int]) -> Iterator[str]:
-    if max(sizes) > 16 * _BLOCK:
+def _compare_json(old: BinaryIO, new: BinaryIO, sizes: tuple[int, int]) -> Iterator[str]:
+    if max(sizes) > 16 * _BLOCK_BYTES:
         return
-    pair = []
+    documents = []
     for file in (old, new):
         file.seek(0)
-        pair.append(json.loads(file.read()))
-    yield from islice(_values_differ("", *pair), 1000)
+        documents.append(json.loads(file.read()))
+    yield from islice(_compare_values("", *documents), 1000)
 
 
-def _values_differ(path: str, a: Any, b: Any) -> Iterator[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted(a.keys() | b.keys()):
-            where = f"{path}.{key}".lstrip(".")
-            if key not in a or key not in b:
-                yield f"{where!r:.100} {'is new' if key not in a else 'is gone'}"
+def _compare_values(path: str, before_value: Any, after_value: Any) -> Iterator[str]:
+    if isinstance(before_value, dict) and isinstance(after_value, dict):
+        for key in sorted(before_value.keys() | after_value.keys()):
+            member_path = f"{path}.{key}".lstrip(".")
+            if key not in before_value or key not in after_value:
+                yield f"{member_path!r:.100} {'is new' if key not in before_value else 'is gone'}"
             else:
-                yield from _values_differ(where, a[key], b[key])
-    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for at, (x, y) in enumerate(zip(a, b, strict=True)):
-            yield from _values_differ(f"{path}[{at}]", x, y)
-    elif a != b:
-        yield f"{path!r:.100} was {json.dumps(a):.60} and is {json.dumps(b):.60}"
+                yield from _compare_values(member_path, before_value[key], after_value[key])
+    elif isinstance(before_value, list) and isinstance(after_value, list) and len(before_value) == len(after_value):
+        for position, (before_item, after_item) in enumerate(zip(before_value, after_value, strict=True)):
+            yield from _compare_values(f"{path}[{position}]", before_item, after_item)
+    elif before_value != after_value:
+        yield f"{path!r:.100} was {json.dumps(before_value):.60} and is {json.dumps(after_value):.60}"

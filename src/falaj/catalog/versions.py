@@ -4,38 +4,46 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
-from falaj.catalog.limits import MOST_BATCHES, check_facts, check_inputs, check_tree
-from falaj.catalog.origins import covered
-from falaj.catalog.records import Begun, Facts, Made, Opened, Version, VersionPage
-from falaj.catalog.shelf import Shelf, as_version, check_kind, missing, nearest, sight, tree_of
-from falaj.core.context import Context
+from falaj.catalog.provenance import hide_unseen
+from falaj.catalog.publish_limits import MAX_BATCHES, require_valid_facts, require_valid_inputs, require_valid_tree
+from falaj.catalog.records import CatalogVersion, OpenedVersion, PublishFacts, PublishTicket, SentTree, VersionPage
+from falaj.catalog.service_base import (
+    CatalogServiceBase,
+    choose_read_zone,
+    create_visibility_check,
+    missing_version_error,
+    read_tree,
+    require_catalog_kind,
+    to_version,
+)
+from falaj.core.context import CallContext
 from falaj.core.errors import Conflict, Denied, FalajError, Invalid
 from falaj.core.label import Label
+from falaj.core.operation import operation
 from falaj.core.ref import Ref
-from falaj.core.verb import verb
-from falaj.govern.refusals import STEWARD, check_usable, is_view_storage
-from falaj.snapshot.records import Tree
-from falaj.store.blobs import hex_of
+from falaj.govern.refusals import STEWARD_ROLE, is_view_storage, require_usable
+from falaj.snapshot.records import PublishedTree
+from falaj.store.blob_store import parse_digest
 from falaj.store.codec import from_json, to_json, to_plain
-from falaj.store.ledger import Reader, Writer
-from falaj.store.objects import find_object
-from falaj.store.records import Record
+from falaj.store.ledger import LedgerReader, LedgerWriter
+from falaj.store.records import LedgerRecord
+from falaj.store.stored_objects import find_stored_object
 
-_LIST = Ref("list", "catalog", "versions")
+_LIST_REF = Ref("list", "catalog", "versions")
 
 
-class Versions(Shelf):
+class VersionOperations(CatalogServiceBase):
     """How versions come in and are found again."""
 
-    @verb(writes=("name",), reads=("inputs",), into="zone", outside=True)
+    @operation(writes=("name",), reads=("inputs",), zone_param="zone", has_outside_effects=True)
     def begin(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "what is to be published, for example dataset:fraud/tx"],
         zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
         label: Annotated[Label | None, "what the law says of it, as the commit will say"] = None,
         inputs: Annotated[dict[str, Ref] | None, "what it was made from, as the commit will say"] = None,
-    ) -> Begun:
+    ) -> PublishTicket:
         """Ask to publish: gives the ticket to send bytes under, and the newest version to build on.
 
         Refused before a byte is sent where what carries that label, those of the inputs and that of the version before
@@ -46,22 +54,24 @@ class Versions(Shelf):
             falaj catalog begin dataset:fraud/tx --label AE-PDPL,sensitive
         """
         del label, inputs  # the guard has joined them into ctx.label, and asked whether that may lie there
-        check_kind(name)
-        place, thing = zone or ctx.zone, str(name.bare)
-        ticket = self._transfers.begin(ctx, thing, place, ctx.permit("write", thing, place))
+        require_catalog_kind(name)
+        target_zone, resource_name = zone or ctx.zone, str(name.bare)
+        ticket = self._transfers.begin(ctx, resource_name, target_zone, ctx.permit("write", resource_name, target_zone))
         with self._ledger.read(ctx) as tx:
-            head = tx.get(name.bare)
-            base = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
-        there = base is not None and place in base.body["zones"]
-        return Begun(ticket, base.ref if base is not None and there else None)
+            head_record = tx.get(name.bare)
+            base_record = (
+                tx.get(name.at(head_record.body["newest"])) if head_record and head_record.body["newest"] else None
+            )
+        is_in_zone = base_record is not None and target_zone in base_record.body["zones"]
+        return PublishTicket(ticket, base_record.ref if base_record is not None and is_in_zone else None)
 
-    @verb(writes=("name",), reads=("inputs", "base"))
+    @operation(writes=("name",), reads=("inputs", "base"))
     def commit(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "what is published, without a version"],
-        made: Annotated[Made, "the tree, its ticket and its receipts, as the client made them"],
-        facts: Annotated[Facts | None, "what its publisher says of it"] = None,
+        made: Annotated[SentTree, "the tree, its ticket and its receipts, as the client made them"],
+        facts: Annotated[PublishFacts | None, "what its publisher says of it"] = None,
         label: Annotated[Label | None, "what the law says of it; joined to what it carries already"] = None,
         inputs: Annotated[dict[str, Ref] | None, "what it was made from, by role; their labels are joined"] = None,
         base: Annotated[Ref | None, "the version whose batches it builds on"] = None,
@@ -74,30 +84,30 @@ class Versions(Shelf):
             falaj catalog commit dataset:fraud/tx --made @made.json
         """
         del label  # the guard has joined it into ctx.label, which is what counts
-        check_kind(name)
+        require_catalog_kind(name)
         if name.version:
             raise Invalid(f"{name} names a version", "versions are numbered by the platform: leave it out", name)
-        facts, thing = facts or Facts(), str(name.bare)
+        facts, resource_name = facts or PublishFacts(), str(name.bare)
         zone = self._transfers.zone_of(ctx, made.ticket)
-        if self._transfers.thing_of(ctx, made.ticket) != thing:
+        if self._transfers.thing_of(ctx, made.ticket) != resource_name:
             raise Denied("the ticket is for another thing", "begin again", name)
-        self._check_place(ctx, thing, zone, made)
+        self.require_permit(ctx, resource_name, zone, made)
         if base is not None and base.bare != name:
             # Who may see another thing may not read it, and a version hands out all that it holds.
             raise Denied(f"{base} is another thing", f"build on a version of {name}, or send everything", base)
-        if len(made.receipts) > MOST_BATCHES:
-            raise Invalid(f"{len(made.receipts)} receipts", f"at most {MOST_BATCHES}")
+        if len(made.receipts) > MAX_BATCHES:
+            raise Invalid(f"{len(made.receipts)} receipts", f"at most {MAX_BATCHES}")
         for receipt in made.receipts:
-            self._transfers.accept(receipt, ctx, thing, zone)
+            self._transfers.accept(receipt, ctx, resource_name, zone)
         with self._ledger.write(ctx) as tx:
-            self._check_batches(tx, ctx, zone, made, base)
-            tx.after(lambda durable: self._ended(ctx, made.ticket) if durable else None)
-            return self._add(tx, ctx, name, (made.tree, zone), facts, inputs or {})
+            self.require_owned_batches(tx, ctx, zone, made, base)
+            tx.after(lambda durable: self.end_upload(ctx, made.ticket) if durable else None)
+            return self.add_next_version(tx, ctx, name, (made.tree, zone), facts, inputs or {})
 
-    @verb(writes=("name",), into="zone")
+    @operation(writes=("name",), zone_param="zone")
     def confirm(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "what is published, without a version"],
         root: Annotated[str, "the root of the tree that the files still are"],
         zone: Annotated[str, "where its bytes shall lie; your own zone when left out"] = "",
@@ -109,28 +119,31 @@ class Versions(Shelf):
         Example:
             falaj catalog confirm dataset:fraud/tx b3:…
         """
-        check_kind(name)
-        place = zone or ctx.zone
-        ctx.permit("write", str(name.bare), place)
+        require_catalog_kind(name)
+        target_zone = zone or ctx.zone
+        ctx.permit("write", str(name.bare), target_zone)
         with self._ledger.write(ctx) as tx:
-            head = tx.get(name.bare)
-            newest = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
-            if newest is None or place not in newest.body["zones"] or newest.body["root"] != root:
+            head_record = tx.get(name.bare)
+            newest = tx.get(name.at(head_record.body["newest"])) if head_record and head_record.body["newest"] else None
+            if newest is None or target_zone not in newest.body["zones"] or newest.body["root"] != root:
                 return None
-            tree, told = tree_of(newest), {**_told(Facts(), {}), "table": newest.body.get("table")}
-            if not _same(newest, tree, told, ctx):
+            tree, stored_facts = (
+                read_tree(newest),
+                {**_to_stored_facts(PublishFacts(), {}), "table": newest.body.get("table")},
+            )
+            if not _is_unchanged(newest, tree, stored_facts, ctx):
                 return None
-            self._check_batches(tx, ctx, place, Made("", tree, ()), newest.ref)
+            self.require_owned_batches(tx, ctx, target_zone, SentTree("", tree, ()), newest.ref)
             tx.emit("catalog.publish", newest.ref, unchanged=1)
             return newest.ref
 
-    @verb(reads=("name", "view"), group="read")
+    @operation(reads=("name", "view"), group="read")
     def open(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "which version; the newest when none is given"],
         view: Annotated[Ref | None, "the feature view by way of which its own rows are read"] = None,
-    ) -> Opened:
+    ) -> OpenedVersion:
         """Ask to read a version: gives its tree, and the ticket to get its bytes under.
 
         Refused for a version that is restricted, and for personal data that was made before somebody took back their
@@ -144,32 +157,34 @@ class Versions(Shelf):
             falaj catalog open dataset:fraud/tx@v3
         """
         with self._ledger.read(ctx) as tx:
-            record = self._live(tx, name)
-            by_view = view is not None and is_view_storage(tx, view, record.ref)
-            if STEWARD not in ctx.actor.roles and not by_view:
-                check_usable(tx, ctx.tenant, ctx.purpose, (record.ref,))
-        zone = nearest(record, ctx)
+            record = self.require_live(tx, name)
+            is_view_storage_read = view is not None and is_view_storage(tx, view, record.ref)
+            if STEWARD_ROLE not in ctx.actor.roles and not is_view_storage_read:
+                require_usable(tx, ctx.tenant, ctx.purpose, (record.ref,))
+        zone = choose_read_zone(record, ctx)
         ticket = self._transfers.grant(ctx, record.ref, zone, ctx.permit("read", str(name.bare), zone))
-        version = as_version(record, {})
+        version = to_version(record, {})
         signature, key = record.body.get("signature", ""), record.body.get("key", "")
-        return Opened(record.ref, tree_of(record), ticket, version.table, version.card, signature, key)
+        return OpenedVersion(record.ref, read_tree(record), ticket, version.table, version.card, signature, key)
 
-    @verb(reads=("name",))
-    def show(self, ctx: Context, name: Annotated[Ref, "which version; the newest when none is given"]) -> Version:
+    @operation(reads=("name",))
+    def show(
+        self, ctx: CallContext, name: Annotated[Ref, "which version; the newest when none is given"]
+    ) -> CatalogVersion:
         """Show what a version is: size, label, schema, statistics, where it lies and who made it.
 
         Example:
             falaj catalog show dataset:fraud/tx
         """
-        check_kind(name)
+        require_catalog_kind(name)
         with self._ledger.read(ctx) as tx:
-            version = as_version(tx.need(self._pinned(tx, name)), self._aliases(tx, name))
-            return covered(version, sight(self._ledger, ctx, name))
+            version = to_version(tx.need(self.resolve_version(tx, name)), self.read_aliases(tx, name))
+            return hide_unseen(version, create_visibility_check(self._ledger, ctx, name))
 
-    @verb()
+    @operation()
     def list(
         self,
-        ctx: Context,
+        ctx: CallContext,
         kind: Annotated[str, "dataset, model or code; all of them when left out"] = "",
         project: Annotated[str, "of one project only"] = "",
         name: Annotated[str, "every version of this one name: dataset:fraud/tx, fraud/tx, or tx in every project"] = "",
@@ -184,127 +199,158 @@ class Versions(Shelf):
             falaj catalog list --project fraud
             falaj catalog list dataset:fraud/tx
         """
-        of = _named(kind, project, name)
+        kind_project_name = _parse_list_name(kind, project, name)
         with self._ledger.read(ctx) as tx:
             if search or alias:
-                found, following = self._chosen(tx, ctx, of, (search, alias), (after, limit))
-            elif all(of):
-                found, following = self._numbered(tx, ctx, Ref(*of), after, limit)
+                page_records, next_cursor = self.find_by_head(
+                    tx, ctx, kind_project_name, (search, alias), (after, limit)
+                )
+            elif all(kind_project_name):
+                page_records, next_cursor = self.list_versions_of(tx, ctx, Ref(*kind_project_name), after, limit)
             elif name:
-                found, following = self._namesakes(tx, ctx, of, after, limit)
+                page_records, next_cursor = self.list_namesakes(tx, ctx, kind_project_name, after, limit)
             else:
-                found, following = self._page(tx, ctx, of, {"newest": "yes"}, after, limit)
-            shown = [as_version(record, self._aliases(tx, record.ref)) for record in found]
-            sees = sight(self._ledger, ctx, _LIST)
-            return VersionPage(tuple(covered(version, sees) for version in shown), following)
+                page_records, next_cursor = self.find_page(tx, ctx, kind_project_name, {"newest": "yes"}, after, limit)
+            listed_versions = [to_version(record, self.read_aliases(tx, record.ref)) for record in page_records]
+            can_see = create_visibility_check(self._ledger, ctx, _LIST_REF)
+            return VersionPage(tuple(hide_unseen(version, can_see) for version in listed_versions), next_cursor)
 
     def add_version(
-        self, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
+        self,
+        ctx: CallContext,
+        name: Ref,
+        tree: tuple[PublishedTree, str],
+        facts: PublishFacts,
+        inputs: Mapping[str, Ref],
     ) -> Ref:
         """The same as `commit` for a room above that has put and bundled the bytes itself; inside its transaction.
 
         `tree` comes with the zone its bytes lie in.
         """
-        check_kind(name)
+        require_catalog_kind(name)
         with self._ledger.write(ctx) as tx:
-            return self._add(tx, ctx, name.bare, tree, facts, inputs)
+            return self.add_next_version(tx, ctx, name.bare, tree, facts, inputs)
 
-    def _ended(self, ctx: Context, ticket: str) -> None:
+    def end_upload(self, ctx: CallContext, ticket: str) -> None:
         """The record holds what was sent from now on; an intent that cannot be closed runs out by itself."""
         with suppress(FalajError):
             self._transfers.end(ctx, ticket)
 
-    def _check_place(self, ctx: Context, thing: str, zone: str, made: Made) -> None:
+    def require_permit(self, ctx: CallContext, resource_name: str, zone: str, sent_tree: SentTree) -> None:
         """Once more: the label may be stricter than when the publish began, and older clients name none then."""
         try:
-            ctx.permit("write", thing, zone)
+            ctx.permit("write", resource_name, zone)
         except Denied:
             with self._ledger.write(ctx) as tx:
-                tx.after(lambda durable: self._dropped(ctx, made))
+                tx.after(lambda durable: self.discard_upload(ctx, sent_tree))
             raise
 
-    def _dropped(self, ctx: Context, made: Made) -> None:
+    def discard_upload(self, ctx: CallContext, sent_tree: SentTree) -> None:
         """What lies where it may not goes at once; what cannot go now is left to the collector."""
         with suppress(FalajError):
-            self._transfers.drop(ctx, made.ticket, made.receipts[:MOST_BATCHES])
+            self._transfers.drop(ctx, sent_tree.ticket, sent_tree.receipts[:MAX_BATCHES])
 
-    def _check_batches(self, tx: Reader, ctx: Context, zone: str, made: Made, base: Ref | None) -> None:
+    def require_owned_batches(
+        self, tx: LedgerReader, ctx: CallContext, zone: str, sent_tree: SentTree, base_ref: Ref | None
+    ) -> None:
         """Every batch is new and paid for by a receipt, or held by the version that this one is built on."""
-        check_tree(made.tree)
-        known = {receipt.digest for receipt in made.receipts}
-        if base is not None:
-            known |= {batch.bundle for batch in tree_of(self._live(tx, base)).batches}
-        for batch in made.tree.batches:
-            if batch.bundle not in known:
+        require_valid_tree(sent_tree.tree)
+        allowed_digests = {receipt.digest for receipt in sent_tree.receipts}
+        if base_ref is not None:
+            allowed_digests |= {batch.bundle for batch in read_tree(self.require_live(tx, base_ref)).batches}
+        for batch in sent_tree.tree.batches:
+            if batch.bundle not in allowed_digests:
                 raise Denied(f"{batch.bundle[:20]}… is not yours to build on", "publish again from the newest version")
-            bundle = find_object(tx, ctx.tenant, zone, hex_of(batch.bundle))
-            if bundle is None or hex_of(batch.shard) not in bundle.parts:
+            bundle = find_stored_object(tx, ctx.tenant, zone, parse_digest(batch.bundle))
+            if bundle is None or parse_digest(batch.shard) not in bundle.parts:
                 raise Conflict("what was sent was taken back meanwhile", "publish again")
 
-    def _add(
-        self, tx: Writer, ctx: Context, name: Ref, tree: tuple[Tree, str], facts: Facts, inputs: Mapping[str, Ref]
+    def add_next_version(
+        self,
+        tx: LedgerWriter,
+        ctx: CallContext,
+        name: Ref,
+        tree_and_zone: tuple[PublishedTree, str],
+        facts: PublishFacts,
+        inputs: Mapping[str, Ref],
     ) -> Ref:
-        made, zone = tree
-        check_facts(facts)
-        check_inputs(inputs)
-        head = tx.get(name)
-        newest = tx.get(name.at(head.body["newest"])) if head and head.body["newest"] else None
-        pins = {role: _pin(tx, ref) for role, ref in inputs.items()}
-        told = _told(facts, pins)
+        version_tree, zone = tree_and_zone
+        require_valid_facts(facts)
+        require_valid_inputs(inputs)
+        head_record = tx.get(name)
+        newest = tx.get(name.at(head_record.body["newest"])) if head_record and head_record.body["newest"] else None
+        pinned_inputs = {role: _pin_input(tx, ref) for role, ref in inputs.items()}
+        stored_facts = _to_stored_facts(facts, pinned_inputs)
         # The same files in another zone are a version of their own: whoever works there may touch no other.
-        if newest is not None and zone in newest.body["zones"] and _same(newest, made, told, ctx):
+        if (
+            newest is not None
+            and zone in newest.body["zones"]
+            and _is_unchanged(newest, version_tree, stored_facts, ctx)
+        ):
             tx.emit("catalog.publish", newest.ref, unchanged=1)
             return newest.ref
-        count = (head.body["count"] if head else 0) + 1
+        count = (head_record.body["count"] if head_record else 0) + 1
         version = name.at(f"v{count}")
-        for batch in made.batches:
+        for batch in version_tree.batches:
             self._blobs.hold(tx, ctx, zone, batch.bundle)
         self._write_head(tx, name, {"newest": version.version, "count": count}, ctx.now())
         if newest is not None:
             terms = {key: value for key, value in newest.terms.items() if key != "newest"}
             tx.put(newest.ref, newest.body, rev=newest.rev, label=newest.label, terms=terms)
         body = {
-            "root": made.root, "num_files": made.num_files, "size": made.size_bytes, "stage": "experiment",
-            "batches": to_plain(made.batches), "zones": [zone], "made_at": ctx.now(), "state": "live", **told,
-            **self._signed(ctx, version, zone, facts),
-        }  # fmt: skip
-        tx.put(version, body, zone=zone, terms=_terms(made, zone, pins))
+            "root": version_tree.root,
+            "num_files": version_tree.num_files,
+            "size": version_tree.size_bytes,
+            "stage": "experiment",
+            "batches": to_plain(version_tree.batches),
+            "zones": [zone],
+            "made_at": ctx.now(),
+            "state": "live",
+            **stored_facts,
+            **self.sign_files(ctx, version, zone, facts),
+        }
+        tx.put(version, body, zone=zone, terms=_make_terms(version_tree, zone, pinned_inputs))
         tx.emit(
-            "catalog.publish", version, tuple(dict.fromkeys(pins.values())),
-            root=made.root, size_bytes=made.size_bytes, num_files=made.num_files, place=zone,
-        )  # fmt: skip
+            "catalog.publish",
+            version,
+            tuple(dict.fromkeys(pinned_inputs.values())),
+            root=version_tree.root,
+            size_bytes=version_tree.size_bytes,
+            num_files=version_tree.num_files,
+            place=zone,
+        )
         return version
 
-    def _signed(self, ctx: Context, version: Ref, zone: str, facts: Facts) -> dict[str, str]:
+    def sign_files(self, ctx: CallContext, version: Ref, zone: str, facts: PublishFacts) -> dict[str, str]:
         """Of a model whose files were named: the signature over them, and the key that made it."""
         if version.kind != "model" or not facts.files:
             return {}
-        from falaj.catalog.signing import sign_model
+        from falaj.catalog.model_signing import sign_model
 
         signature, key = sign_model(self._keyring, ctx.tenant, zone, str(version), facts.files)
         return {"signature": signature, "key": key}
 
 
-def _named(kind: str, project: str, name: str) -> tuple[str, str, str]:
+def _parse_list_name(kind: str, project: str, name: str) -> tuple[str, str, str]:
     """Kind, project and name as a list is asked for them; a name may be a whole reference and say all three."""
     if "@" in name:
         raise Invalid(f"{name[:200]!r} names one version", "falaj catalog show shows it; leave out what follows @")
-    said, colon, rest = name.rpartition(":")
-    of, slash, bare = rest.rpartition("/")
-    clash = (colon and kind and kind != said) or (slash and project and project != of)
-    if (colon and not slash) or clash:
+    name_kind, colon, project_and_name = name.rpartition(":")
+    name_project, slash, bare_name = project_and_name.rpartition("/")
+    has_conflict = (colon and kind and kind != name_kind) or (slash and project and project != name_project)
+    if (colon and not slash) or has_conflict:
         raise Invalid(f"{name[:200]!r} is no name there", "write dataset:fraud/tx, or --kind dataset --project fraud")
-    return said or kind, of or project, bare
+    return name_kind or kind, name_project or project, bare_name
 
 
-def _terms(made: Tree, zone: str, pins: Mapping[str, Ref]) -> dict[str, str]:
+def _make_terms(version_tree: PublishedTree, zone: str, pinned_inputs: Mapping[str, Ref]) -> dict[str, str]:
     """How a version is found: by what it holds, where it lies and what it was made from."""
-    held = {f"digest.{index}": batch.bundle for index, batch in enumerate(made.batches)}
-    sources = {f"from.{ref}": "yes" for ref in pins.values()}
-    return {**held, **sources, "root": made.root, "live": "yes", "newest": "yes", f"at.{zone}": "yes"}
+    digest_terms = {f"digest.{index}": batch.bundle for index, batch in enumerate(version_tree.batches)}
+    sources = {f"from.{ref}": "yes" for ref in pinned_inputs.values()}
+    return {**digest_terms, **sources, "root": version_tree.root, "live": "yes", "newest": "yes", f"at.{zone}": "yes"}
 
 
-def _pin(tx: Reader, ref: Ref) -> Ref:
+def _pin_input(tx: LedgerReader, ref: Ref) -> Ref:
     """Exactly what was used: a version that is or was, or the revision of a thing that has none."""
     if ref.pinned:
         return tx.need(ref).ref
@@ -313,26 +359,33 @@ def _pin(tx: Reader, ref: Ref) -> Ref:
         head.body.get("newest") if ref.version in ("", "latest") else head.body.get("aliases", {}).get(ref.version)
     )
     if not version and ("newest" in head.body or ref.version):
-        raise missing(ref)
+        raise missing_version_error(ref)
     return ref.at(version) if version else head.ref
 
 
-def _told(facts: Facts, pins: Mapping[str, Ref]) -> dict[str, object]:
+def _to_stored_facts(facts: PublishFacts, pinned_inputs: Mapping[str, Ref]) -> dict[str, object]:
     """What a publisher said, as the record keeps it."""
     # By way of JSON, so that what is compared with a record's body has lists where that has lists.
-    said: dict[str, object] = from_json(dict[str, Any], to_json(facts))
-    return {**said, "inputs": {role: str(ref) for role, ref in pins.items()}}
+    plain_facts: dict[str, object] = from_json(dict[str, Any], to_json(facts))
+    return {**plain_facts, "inputs": {role: str(ref) for role, ref in pinned_inputs.items()}}
 
 
-def _same(newest: Record, made: Tree, told: Mapping[str, object], ctx: Context) -> bool:
-    kept = {key: newest.body.get(key) for key in told if key != "message"}
-    asked = {key: value for key, value in told.items() if key != "message"}
-    covered = ctx.label is None or newest.label.covers(ctx.label)
-    alike = {**kept, "inputs": _sources(kept["inputs"])} == {**asked, "inputs": _sources(asked["inputs"])}
-    return newest.body["root"] == made.root and alike and covered
+def _is_unchanged(
+    newest: LedgerRecord, version_tree: PublishedTree, stored_facts: Mapping[str, object], ctx: CallContext
+) -> bool:
+    newest_fields = {key: newest.body.get(key) for key in stored_facts if key != "message"}
+    new_fields = {key: value for key, value in stored_facts.items() if key != "message"}
+    is_label_covered = ctx.label is None or newest.label.covers(ctx.label)
+    is_equal = {**newest_fields, "inputs": _normalize_inputs(newest_fields["inputs"])} == {
+        **new_fields,
+        "inputs": _normalize_inputs(new_fields["inputs"]),
+    }
+    return newest.body["root"] == version_tree.root and is_equal and is_label_covered
 
 
-def _sources(inputs: Any) -> dict[str, str]:
+def _normalize_inputs(inputs: Any) -> dict[str, str]:
     """What it was made from; a run, or what one logged, is the same whatever was noted of it since."""
-    noted = ("run:", "output:")
-    return {role: ref.partition("@")[0] if ref.startswith(noted) else ref for role, ref in (inputs or {}).items()}
+    mutable_prefixes = ("run:", "output:")
+    return {
+        role: ref.partition("@")[0] if ref.startswith(mutable_prefixes) else ref for role, ref in (inputs or {}).items()
+    }

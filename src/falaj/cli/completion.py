@@ -3,36 +3,51 @@
 import sys
 from collections.abc import Mapping
 
-from falaj.cli import COMMANDS, GLOBALS
-from falaj.cli.frame import Frame
-from falaj.cli.parsing import Parser, read
-from falaj.cli.verbs import flags_of, typed, words_of
-from falaj.desks import DESKS
+from falaj.cli import COMMANDS, GLOBAL_FLAGS
+from falaj.cli.argument_parsing import CommandParser, parse_arguments
+from falaj.cli.cli_context import CliContext
+from falaj.cli.operation_commands import list_operation_flags, list_operations_and_commands, to_typed_name
+from falaj.services import SERVICES
 
-Words = Mapping[str, Mapping[str, list[str]]]
+FlagsByOperation = Mapping[str, Mapping[str, list[str]]]
 
 
-def completion(frame: Frame, arguments: list[str]) -> int:
+def run_completion_command(context: CliContext, arguments: list[str]) -> int:
     """`falaj completion bash|zsh|fish`."""
-    parser = Parser(prog="falaj completion", description="Print a completion script: source <(falaj completion bash)")
+    parser = CommandParser(
+        prog="falaj completion", description="Print a completion script: source <(falaj completion bash)"
+    )
     parser.add_argument("shell", choices=["bash", "zsh", "fish"])
-    _, found = read(frame, parser, arguments)
-    sys.stdout.write({"bash": bash, "zsh": zsh, "fish": fish}[found.shell](words()))
+    _, parsed_arguments = parse_arguments(context, parser, arguments)
+    sys.stdout.write(
+        {"bash": make_bash_script, "zsh": make_zsh_script, "fish": make_fish_script}[parsed_arguments.shell](
+            list_flags()
+        )
+    )
     return 0
 
 
-def words() -> dict[str, dict[str, list[str]]]:
+def list_flags() -> dict[str, dict[str, list[str]]]:
     """Desk, verb, flags."""
-    return {name: {typed(verb): flags_of(verb) for verb in words_of(name)} for name in DESKS}
+    return {
+        name: {
+            to_typed_name(operation): list_operation_flags(operation)
+            for operation in list_operations_and_commands(name)
+        }
+        for name in SERVICES
+    }
 
 
-def bash(known: Words) -> str:
+def make_bash_script(flags_by_operation: FlagsByOperation) -> str:
     """For `~/.bashrc`."""
     cases = []
-    for desk, verbs in known.items():
-        cases.append(f'    "{desk} ") words="{" ".join(verbs)}" ;;')
-        cases += [f'    "{desk} {verb}") words="{" ".join(flags)}" ;;' for verb, flags in verbs.items()]
-    top = " ".join([*known, *COMMANDS, *GLOBALS])
+    for service_name, flag_lists in flags_by_operation.items():
+        cases.append(f'    "{service_name} ") words="{" ".join(flag_lists)}" ;;')
+        cases += [
+            f'    "{service_name} {operation_name}") words="{" ".join(flags)}" ;;'
+            for operation_name, flags in flag_lists.items()
+        ]
+    top = " ".join([*flags_by_operation, *COMMANDS, *GLOBAL_FLAGS])
     return "\n".join(
         [
             "_falaj() {",
@@ -54,12 +69,15 @@ def bash(known: Words) -> str:
     )
 
 
-def zsh(known: Words) -> str:
+def make_zsh_script(flags_by_operation: FlagsByOperation) -> str:
     """For a file named `_falaj` on `$fpath`, or to be sourced."""
     cases = []
-    for desk, verbs in known.items():
-        cases.append(f'    "{desk} ") options=({" ".join(verbs)}) ;;')
-        cases += [f'    "{desk} {verb}") options=({" ".join(flags)}) ;;' for verb, flags in verbs.items()]
+    for service_name, flag_lists in flags_by_operation.items():
+        cases.append(f'    "{service_name} ") options=({" ".join(flag_lists)}) ;;')
+        cases += [
+            f'    "{service_name} {operation_name}") options=({" ".join(flags)}) ;;'
+            for operation_name, flags in flag_lists.items()
+        ]
     return "\n".join(
         [
             "#compdef falaj",
@@ -71,7 +89,7 @@ def zsh(known: Words) -> str:
             '    if [[ -z "$desk" ]]; then desk="$word"; elif [[ -z "$verb" ]]; then verb="$word"; fi',
             "  done",
             '  case "$desk $verb" in',
-            f'    " ") options=({" ".join([*known, *COMMANDS, *GLOBALS])}) ;;',
+            f'    " ") options=({" ".join([*flags_by_operation, *COMMANDS, *GLOBAL_FLAGS])}) ;;',
             *cases,
             "  esac",
             "  compadd -- $options || _files",
@@ -82,22 +100,27 @@ def zsh(known: Words) -> str:
     )
 
 
-def fish(known: Words) -> str:
+def make_fish_script(flags_by_operation: FlagsByOperation) -> str:
     """For `~/.config/fish/completions/falaj.fish`."""
-    tops = [(name, desk.summary) for name, desk in DESKS.items()] + [
+    top_words = [(name, service_name.summary) for name, service_name in SERVICES.items()] + [
         (name, summary) for name, (_, summary) in COMMANDS.items()
     ]
     lines = [
-        f"complete -c falaj -f -n __fish_use_subcommand -a {name} -d '{_quoted(summary)}'" for name, summary in tops
+        f"complete -c falaj -f -n __fish_use_subcommand -a {name} -d '{_escape_single_quotes(summary)}'"
+        for name, summary in top_words
     ]
-    for desk, verbs in known.items():
-        unsaid = f"__fish_seen_subcommand_from {desk}; and not __fish_seen_subcommand_from {' '.join(verbs)}"
-        lines += [f"complete -c falaj -f -n '{unsaid}' -a {verb}" for verb in verbs]
-        for verb, flags in verbs.items():
-            said = f"__fish_seen_subcommand_from {desk}; and __fish_seen_subcommand_from {verb}"
-            lines += [f"complete -c falaj -n '{said}' -l {flag[2:]}" for flag in flags]
+    for service_name, flag_lists in flags_by_operation.items():
+        service_condition = (
+            f"__fish_seen_subcommand_from {service_name}; and not __fish_seen_subcommand_from {' '.join(flag_lists)}"
+        )
+        lines += [f"complete -c falaj -f -n '{service_condition}' -a {operation_name}" for operation_name in flag_lists]
+        for operation_name, flags in flag_lists.items():
+            operation_condition = (
+                f"__fish_seen_subcommand_from {service_name}; and __fish_seen_subcommand_from {operation_name}"
+            )
+            lines += [f"complete -c falaj -n '{operation_condition}' -l {flag[2:]}" for flag in flags]
     return "\n".join([*lines, ""])
 
 
-def _quoted(text: str) -> str:
+def _escape_single_quotes(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -2,35 +2,35 @@
 
 from pathlib import Path
 
-from falaj.cli.frame import Frame
-from falaj.cli.parsing import Parser, read
-from falaj.cli.tables import put, put_findings, rows
+from falaj.cli.argument_parsing import CommandParser, parse_arguments
+from falaj.cli.cli_context import CliContext
+from falaj.cli.output import print_check_results, print_result, print_table
 from falaj.core.errors import Invalid
 
-_ACTS = "render|check|pulse|values"
+_ACTION_CHOICES = "render|check|pulse|values"
 
 
-def deploy(frame: Frame, arguments: list[str]) -> int:
+def run_deploy_command(context: CliContext, arguments: list[str]) -> int:
     """The acts of deploying; none of them opens a store."""
-    acts = {"render": _render, "check": _check, "pulse": _pulse, "values": _values}
-    if arguments and arguments[0] in acts:
-        return acts[arguments[0]](frame, arguments[1:])
-    parser = Parser(
+    actions = {"render": _run_render, "check": _run_check, "pulse": _run_pulse, "values": _run_values}
+    if arguments and arguments[0] in actions:
+        return actions[arguments[0]](context, arguments[1:])
+    parser = CommandParser(
         prog="falaj deploy",
         description="render writes everything a place needs; check holds what runs against it; pulse asks one address "
         "how it is; values lists what --set may say.",
         epilog="Example: falaj deploy render --profile smb --zone ae-dxb-1 --out deployment",
     )
-    parser.add_argument("act", metavar=_ACTS, choices=acts, help="falaj deploy ACT --help says more")
-    read(frame, parser, arguments)
+    parser.add_argument("act", metavar=_ACTION_CHOICES, choices=actions, help="falaj deploy ACT --help says more")
+    parse_arguments(context, parser, arguments)
     return 2
 
 
-def _render(frame: Frame, arguments: list[str]) -> int:
-    from falaj.deploy.render import write
-    from falaj.deploy.site import PROFILES, Site
+def _run_render(context: CliContext, arguments: list[str]) -> int:
+    from falaj.deploy.rendering import write_rendering
+    from falaj.deploy.site import PROFILES, DeploymentSite
 
-    parser = Parser(
+    parser = CommandParser(
         prog="falaj deploy render",
         description="Write everything for a place: units, compose, Kubernetes, Slurm, Ray, Ansible, Dockerfile. No "
         "secret is in it; the same values give the same bytes.",
@@ -40,20 +40,22 @@ def _render(frame: Frame, arguments: list[str]) -> int:
     parser.add_argument("--zone", required=True, metavar="ZONE", help="the legal place it stands in, as ae-dxb-1")
     parser.add_argument("--out", default="deployment", metavar="DIR", help="where to (default: ./deployment)")
     parser.add_argument("--set", dest="given", action="append", default=[], metavar="KEY=VALUE", help="say one value")
-    frame, found = read(frame, parser, arguments)
-    site = Site.of(found.profile, found.zone, dict(_pair(text) for text in found.given))
-    files = write(site, Path(found.out))
-    if frame.as_json:
-        put({"folder": found.out, "files": files}, as_json=True)
+    context, parsed_arguments = parse_arguments(context, parser, arguments)
+    site = DeploymentSite.of(
+        parsed_arguments.profile, parsed_arguments.zone, dict(_parse_pair(text) for text in parsed_arguments.given)
+    )
+    files = write_rendering(site, Path(parsed_arguments.out))
+    if context.as_json:
+        print_result({"folder": parsed_arguments.out, "files": files}, as_json=True)
     else:
-        rows(["", ""], [[str(Path(found.out, name)), ""] for name in files], records=True)
+        print_table(["", ""], [[str(Path(parsed_arguments.out, name)), ""] for name in files], shows_records=True)
     return 0
 
 
-def _check(frame: Frame, arguments: list[str]) -> int:
-    from falaj.deploy.check import MISS, Case, findings
+def _run_check(context: CliContext, arguments: list[str]) -> int:
+    from falaj.deploy.deployment_check import STATE_BAD, DeploymentCase, check_deployment
 
-    parser = Parser(
+    parser = CommandParser(
         prog="falaj deploy check",
         description="Hold a running deployment against what was rendered. Exit code 1 when something is amiss.",
         epilog="Example: falaj deploy check deployment --url https://falaj-replicas.falaj.svc",
@@ -62,36 +64,43 @@ def _check(frame: Frame, arguments: list[str]) -> int:
     parser.add_argument(
         "--url", action="append", default=[], metavar="URL", help="where it answers (default: its host)"
     )
-    frame, given = read(frame, parser, arguments)
-    found = list(findings(Case.of(Path(given.folder), tuple(given.url), frame.ca)))
-    return put_findings(found, MISS, as_json=frame.as_json)
+    context, parsed_arguments = parse_arguments(context, parser, arguments)
+    results = list(
+        check_deployment(DeploymentCase.of(Path(parsed_arguments.folder), tuple(parsed_arguments.url), context.ca))
+    )
+    return print_check_results(results, STATE_BAD, as_json=context.as_json)
 
 
-def _pulse(frame: Frame, arguments: list[str]) -> int:
-    from falaj.deploy.check import pulse
+def _run_pulse(context: CliContext, arguments: list[str]) -> int:
+    from falaj.deploy.deployment_check import require_healthy
 
-    parser = Parser(
+    parser = CommandParser(
         prog="falaj deploy pulse", description="Ask one address how it is; for health checks of containers."
     )
     parser.add_argument("url", metavar="URL", help="for example https://127.0.0.1:8470")
-    frame, found = read(frame, parser, arguments)
-    pulse(found.url, frame.ca)
+    context, parsed_arguments = parse_arguments(context, parser, arguments)
+    require_healthy(parsed_arguments.url, context.ca)
     return 0
 
 
-def _values(frame: Frame, arguments: list[str]) -> int:
-    from falaj.deploy.site import KEYS
+def _run_values(context: CliContext, arguments: list[str]) -> int:
+    from falaj.deploy.site import SITE_OPTIONS
 
-    frame, _ = read(frame, Parser(prog="falaj deploy values", description="What --set may say."), arguments)
-    if frame.as_json:
-        put(KEYS, as_json=True)
+    context, _ = parse_arguments(
+        context, CommandParser(prog="falaj deploy values", description="What --set may say."), arguments
+    )
+    if context.as_json:
+        print_result(SITE_OPTIONS, as_json=True)
     else:
-        rows(["value", "default", "meaning"], [[key.name, key.default, key.meaning] for key in KEYS])
+        print_table(
+            ["value", "default", "meaning"],
+            [[site_option.name, site_option.default, site_option.meaning] for site_option in SITE_OPTIONS],
+        )
     return 0
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
+def _parse_pair(text: str) -> tuple[str, str]:
+    name, equals_sign, value = text.partition("=")
+    if not equals_sign:
         raise Invalid(f"{text[:60]!r} sets nothing", "--set key=value")
     return name, value

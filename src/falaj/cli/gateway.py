@@ -6,44 +6,55 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from falaj.cli.frame import Frame
-from falaj.cli.parsing import Parser, read
+from falaj.cli.argument_parsing import CommandParser, parse_arguments
+from falaj.cli.cli_context import CliContext
 
 if TYPE_CHECKING:
-    from falaj.serve.records import Doors
+    from falaj.serve.records import GatewayAddresses
 
 
-def gateway(frame: Frame, arguments: list[str]) -> int:
+def run_gateway_command(context: CliContext, arguments: list[str]) -> int:
     """Start, say where, and pass requests on until told to stop."""
-    parser = Parser(
+    parser = CommandParser(
         prog="falaj gateway",
         description="Answer for all endpoints: know the caller, pick revision and replica, pass requests on. "
         "`falaj up` keeps one by itself; more of them, on other machines, share the same store.",
     )
-    add = parser.add_argument
-    add("--listen", default="", metavar="HOST:PORT", help="where HTTP is answered (default: the setting `gateway`)")
-    add("--grpc", default="", metavar="HOST:PORT", help="where gRPC is answered (default: the setting `gateway_grpc`)")
-    add("--tls", action="store_true", help="make a local authority and a certificate, and speak TLS 1.3")
-    add("--until-eof", action="store_true", help="end when standard input ends")
-    add("--log", default=os.environ.get("FALAJ_LOG", "INFO"), metavar="LEVEL", help="how much to log")
-    frame, found = read(frame, parser, arguments)
-    home = frame.folder("a URL cannot be started from here", "falaj gateway --at FOLDER")
+    add_argument = parser.add_argument
+    add_argument(
+        "--listen", default="", metavar="HOST:PORT", help="where HTTP is answered (default: the setting `gateway`)"
+    )
+    add_argument(
+        "--grpc", default="", metavar="HOST:PORT", help="where gRPC is answered (default: the setting `gateway_grpc`)"
+    )
+    add_argument("--tls", action="store_true", help="make a local authority and a certificate, and speak TLS 1.3")
+    add_argument("--until-eof", action="store_true", help="end when standard input ends")
+    add_argument("--log", default=os.environ.get("FALAJ_LOG", "INFO"), metavar="LEVEL", help="how much to log")
+    context, parsed_arguments = parse_arguments(context, parser, arguments)
+    home = context.folder("a URL cannot be started from here", "falaj gateway --at FOLDER")
     gc.disable()
-    from falaj.api.logs import set_up
-    from falaj.gateway.process import run
-    from falaj.platform import House, load_settings
+    from falaj.api.json_logging import configure_logging
+    from falaj.gateway.process import run_gateway
+    from falaj.server import Server, load_settings
 
-    set_up(found.log)
-    house = House(load_settings(home))
+    configure_logging(parsed_arguments.log)
+    server = Server(load_settings(home))
 
-    def ready(doors: "Doors") -> None:
-        said = {"ready": True, "http": doors.http, "grpc": doors.grpc, "pid": os.getpid()}
-        lines = f"Endpoints are called at {doors.http} (gRPC: {doors.grpc or 'nowhere'})"
-        sys.stdout.write((json.dumps(said) if frame.as_json else lines) + "\n")
+    def report_ready(addresses: "GatewayAddresses") -> None:
+        ready_facts = {"ready": True, "http": addresses.http, "grpc": addresses.grpc, "pid": os.getpid()}
+        ready_line = f"Endpoints are called at {addresses.http} (gRPC: {addresses.grpc or 'nowhere'})"
+        sys.stdout.write((json.dumps(ready_facts) if context.as_json else ready_line) + "\n")
         sys.stdout.flush()
 
     try:
-        run(house, ready, listen=found.listen, grpc=found.grpc, own_ca=found.tls, until_eof=found.until_eof)
+        run_gateway(
+            server,
+            report_ready,
+            listen=parsed_arguments.listen,
+            grpc=parsed_arguments.grpc,
+            own_ca=parsed_arguments.tls,
+            until_eof=parsed_arguments.until_eof,
+        )
     finally:
-        house.close()
+        server.close()
     return 0

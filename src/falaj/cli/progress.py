@@ -5,46 +5,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from falaj.core.errand import Progress, Silence, Task
+from falaj.core.client_command import NullProgress, ProgressReporter, ProgressTask
 
 
-def watched() -> Progress:
+def create_progress_reporter() -> ProgressReporter:
     """Bars on a terminal; else notes alone."""
-    return Bars() if sys.stderr.isatty() else Notes()
+    return ProgressBars() if sys.stderr.isatty() else ProgressNotes()
 
 
-class Notes(Silence):
+class ProgressNotes(NullProgress):
     """Notes on standard error, and no bars."""
 
     def note(self, text: str) -> None:
         """One line."""
-        from falaj.cli.frame import harmless
+        from falaj.cli.cli_context import escape_terminal_text
 
-        sys.stderr.write(f"{harmless(text)}\n")
+        sys.stderr.write(f"{escape_terminal_text(text)}\n")
         sys.stderr.flush()
 
 
-class Bars:
+class ProgressBars:
     """One bar a task, gone when it is done."""
 
     def note(self, text: str) -> None:
         """One line above the bar."""
-        Notes().note(text)
+        ProgressNotes().note(text)
 
     @contextmanager
-    def task(self, text: str, total: int | None = None, unit: str = "B") -> Iterator[Task]:
+    def task(self, text: str, total: int | None = None, unit: str = "B") -> Iterator[ProgressTask]:
         """A bar with speed and time left."""
         from rich import progress as rich
         from rich.console import Console
 
-        amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "B" else (rich.MofNCompleteColumn(),)
-        said = rich.TextColumn("{task.description}", markup=False)
-        columns = (said, rich.BarColumn(), *amount, rich.TimeRemainingColumn())
+        amount_columns = (
+            (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "B" else (rich.MofNCompleteColumn(),)
+        )
+        description_column = rich.TextColumn("{task.description}", markup=False)
+        columns = (description_column, rich.BarColumn(), *amount_columns, rich.TimeRemainingColumn())
         with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            yield _Bar(bar, bar.add_task(text, total=total))
+            yield _ProgressBarTask(bar, bar.add_task(text, total=total))
 
 
-class _Bar:
+class _ProgressBarTask:
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar, self._task = bar, task
 

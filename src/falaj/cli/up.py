@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from falaj.cli.frame import Frame
-from falaj.cli.parsing import Parser, read
-from falaj.core.errors import lacking
-from falaj.core.heaps import share_heaps
+from falaj.cli.argument_parsing import CommandParser, parse_arguments
+from falaj.cli.cli_context import CliContext
+from falaj.core.errors import missing_package_error
+from falaj.core.malloc_tuning import limit_malloc_arenas
 
 
-def up(frame: Frame, arguments: list[str]) -> int:
-    """Start, say where, and serve until told to stop."""
-    parser = Parser(
+def _create_parser() -> CommandParser:
+    parser = CommandParser(
         prog="falaj up", description="Start the platform on this machine: store, loops and API in one process."
     )
     parser.add_argument(
@@ -34,75 +33,92 @@ def up(frame: Frame, arguments: list[str]) -> int:
     parser.add_argument(
         "--log", default=os.environ.get("FALAJ_LOG", "INFO"), metavar="LEVEL", help="how much to log on standard error"
     )
-    frame, found = read(frame, parser, arguments)
-    home = frame.folder("a URL cannot be started from here", "falaj up --at FOLDER")
+    return parser
+
+
+def run_up_command(context: CliContext, arguments: list[str]) -> int:
+    """Start, say where, and serve until told to stop."""
+    context, parsed_arguments = parse_arguments(context, _create_parser(), arguments)
+    home = context.folder("a URL cannot be started from here", "falaj up --at FOLDER")
     # Nothing that is made on the way up is garbage; the server turns the collector on once it stands.
     gc.disable()
-    share_heaps()
-    from falaj.api.app import App
-    from falaj.api.logs import set_up
-    from falaj.api.server import serve
-    from falaj.console.doors import Console
-    from falaj.platform import House, load_settings
+    limit_malloc_arenas()
+    from falaj.api.app import HttpApplication
+    from falaj.api.http_server import run_server
+    from falaj.api.json_logging import configure_logging
+    from falaj.console.handlers import ConsoleHandler
+    from falaj.server import Server, load_settings
 
-    set_up(found.log)
+    configure_logging(parsed_arguments.log)
     # What the flag says is a fact of the installation: whose jobs are sandboxed depends on who can reach it.
-    settings = load_settings(home, {"listen": found.listen} if found.listen else {})
-    house = House(settings)
+    settings = load_settings(home, {"listen": parsed_arguments.listen} if parsed_arguments.listen else {})
+    server = Server(settings)
     try:
-        token, officer_code = house.bootstrap(), house.appoint_first_officer()
+        token, officer_code = server.bootstrap(), server.appoint_first_officer()
 
-        opened: list[Console] = []
+        console_handlers: list[ConsoleHandler] = []
 
-        def face(app: App) -> Console:
-            opened.append(Console(app))
-            return opened[0]
+        def create_console(app: HttpApplication) -> ConsoleHandler:
+            console_handlers.append(ConsoleHandler(app))
+            return console_handlers[0]
 
-        def ready(url: str) -> None:
+        def report_ready(url: str) -> None:
             # Whoever runs an embedded platform owns its folder; where there are replicas, people have accounts.
-            link = opened[0].invitation(url) if settings.embedded else f"{url}/console"
-            _say_ready(url, link, (token, officer_code), settings.home if found.tls and not settings.tls.cert else "")
-            threading.Thread(target=opened[0].warm, name="console-warm", daemon=True).start()
-            if found.open:
-                webbrowser.open(link)
+            console_url = console_handlers[0].invitation(url) if settings.embedded else f"{url}/console"
+            _print_ready(
+                url,
+                console_url,
+                (token, officer_code),
+                settings.home if parsed_arguments.tls and not settings.tls.cert else "",
+            )
+            threading.Thread(target=console_handlers[0].warm, name="console-warm", daemon=True).start()
+            if parsed_arguments.open:
+                webbrowser.open(console_url)
 
-        grpc = _grpc(house, found.grpc or settings.grpc, found.tls)
-        with grpc, _gateway(house, found.tls) as leave:
-            serve(house, listen=found.listen, own_ca=found.tls, on_ready=ready, on_leave=leave, face=face)
+        grpc_context = _run_grpc_server(server, parsed_arguments.grpc or settings.grpc, parsed_arguments.tls)
+        with grpc_context, _run_gateway_keeper(server, parsed_arguments.tls) as leave_gateway:
+            run_server(
+                server,
+                listen=parsed_arguments.listen,
+                own_ca=parsed_arguments.tls,
+                on_ready=report_ready,
+                on_leave=leave_gateway,
+                create_page_handler=create_console,
+            )
     finally:
-        house.close()
+        server.close()
     return 0
 
 
 @contextmanager
-def _grpc(house: Any, address: str, own_ca: bool) -> Iterator[None]:
+def _run_grpc_server(server: Any, address: str, own_ca: bool) -> Iterator[None]:
     """The second door, where one is asked for."""
     if not address:
         yield
         return
     try:
-        from falaj.api.grpc import serve_grpc
+        from falaj.api.grpc_server import create_grpc_server
     except ModuleNotFoundError as error:
-        raise lacking("gRPC", "grpc", error) from error
-    door = serve_grpc(house, address, own_ca=own_ca)
-    door.start()
+        raise missing_package_error("gRPC", "grpc", error) from error
+    grpc_server = create_grpc_server(server, address, own_ca=own_ca)
+    grpc_server.start()
     try:
         yield
     finally:
-        door.stop()
+        grpc_server.stop()
 
 
 @contextmanager
-def _gateway(house: Any, own_ca: bool) -> Iterator[Callable[[], None]]:
+def _run_gateway_keeper(server: Any, own_ca: bool) -> Iterator[Callable[[], None]]:
     """The door to endpoints, a process of its own from the first endpoint on; none where the setting is empty. Gives
     what tells it to go, while we still answer.
     """
-    if not house.settings.gateway:
+    if not server.settings.gateway:
         yield lambda: None
         return
-    from falaj.gateway.keeper import Keeper
+    from falaj.gateway.supervisor import GatewaySupervisor
 
-    keeper = Keeper(house, ("--tls",) if own_ca else ())
+    keeper = GatewaySupervisor(server, ("--tls",) if own_ca else ())
     keeper.start()
     try:
         yield keeper.leave
@@ -110,17 +126,18 @@ def _gateway(house: Any, own_ca: bool) -> Iterator[Callable[[], None]]:
         keeper.stop()
 
 
-def demo(frame: Frame, arguments: list[str]) -> int:
+def run_demo_command(context: CliContext, arguments: list[str]) -> int:
     """The story is its own package; this is its door."""
-    del frame
-    told: int = import_module("falaj.demo").main(arguments)
-    return told
+    del context
+    exit_code: int = import_module("falaj.demo").main(arguments)
+    return exit_code
 
 
-def _say_ready(url: str, link: str, first: tuple[str, str], home: str) -> None:
-    """Say where the server is; `first` holds the first administrator's token and the security officer's code."""
-    token, officer_code = first
-    lines = [f"Falaj is ready at {url}", f"Console: {link}"]
+def _print_ready(url: str, console_url: str, first_credentials: tuple[str, str], home: str) -> None:
+    """Say where the server is; `first_credentials` holds the first administrator's token and the security officer's
+    code."""
+    token, officer_code = first_credentials
+    lines = [f"Falaj is ready at {url}", f"Console: {console_url}"]
     if token:
         lines += ["", "Your admin token, shown this once:", f"  {token}", "", f"Sign in with: falaj login {url}"]
     if officer_code:

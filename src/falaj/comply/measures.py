@@ -5,188 +5,214 @@ from itertools import pairwise
 from typing import Any
 
 from falaj.comply import model_measures, privacy_measures
-from falaj.comply.figures import DAY_S, house_rules, rotated_keys, self_approvals
-from falaj.comply.operation import find_gaps, interval_words, name_moment, split_period
+from falaj.comply.control_operation import find_gaps, format_interval, format_moment, split_period
 from falaj.comply.period_facts import (
     MICROSECONDS,
     PeriodFacts,
-    Unreadable,
-    documents_of,
+    UnreadableFile,
+    build_period_operation,
+    build_state_operation,
+    format_sample,
     is_inside,
-    name_sample,
-    period_operation,
-    rows_of,
-    state_operation,
+    list_document_names,
+    require_rows,
 )
-from falaj.comply.records import DOCUMENT, NOT_SHOWN, STATE, Document, Operation
+from falaj.comply.records import DOCUMENT, NOT_SHOWN, STATE, DocumentKind, MeasureOperation
+from falaj.comply.row_checks import DAY_S, find_rotated_keys, find_self_approvals, load_product_limits
 from falaj.govern.officer_notices import OFFICER_ROLE
 
 LOG_MONTHS_DAYS = 183  # six months, AI Act Art. 19 and 26(6)
 
-Measure = Callable[[PeriodFacts], Operation]
+MeasureFunction = Callable[[PeriodFacts], MeasureOperation]
 
 
-def measure_operation(name: str, facts: PeriodFacts) -> Operation:
+def measure_operation(name: str, facts: PeriodFacts) -> MeasureOperation:
     """Run one measure; what it cannot read makes it unknown, never passed."""
     try:
-        return MEASURES[name](facts)
-    except Unreadable as error:
-        return Operation(name, STATE, unknown=str(error))
+        return MEASURES_BY_NAME[name](facts)
+    except UnreadableFile as error:
+        return MeasureOperation(name, STATE, unknown=str(error))
 
 
-def measure_document(document: Document, facts: PeriodFacts) -> Operation:
+def measure_document(document: DocumentKind, facts: PeriodFacts) -> MeasureOperation:
     """Look for attached documents of a kind that are dated within the period."""
-    evidence = documents_of(facts, document.word)
-    return Operation(document.title["en"], DOCUMENT, len(evidence), none_means=NOT_SHOWN, evidence=evidence)
+    evidence = list_document_names(facts, document.word)
+    return MeasureOperation(document.title["en"], DOCUMENT, len(evidence), none_means=NOT_SHOWN, evidence=evidence)
 
 
-def _inventory(facts: PeriodFacts) -> Operation:
-    rows = [row for row in rows_of(facts, "inventory.jsonl") if row["kind"] != "endpoint"]
+def _measure_inventory(facts: PeriodFacts) -> MeasureOperation:
+    rows = [row for row in require_rows(facts, "inventory.jsonl") if row["kind"] != "endpoint"]
     unowned = (row["ref"] for row in rows if not row["owner"])
-    return state_operation("inventory-with-owner", len(rows), unowned, none_means=NOT_SHOWN)
+    return build_state_operation("inventory-with-owner", len(rows), unowned, none_means=NOT_SHOWN)
 
 
-def _labels(facts: PeriodFacts) -> Operation:
+def _measure_labels(facts: PeriodFacts) -> MeasureOperation:
     """Each version that was there in the period carries a label."""
-    rows = [row for row in rows_of(facts, "labels.jsonl") if row["made_at"] <= facts.until]
-    return period_operation("labelled-things", len(rows), (row["ref"] for row in rows if not row["regimes"]))
+    rows = [row for row in require_rows(facts, "labels.jsonl") if row["made_at"] <= facts.until]
+    return build_period_operation("labelled-things", len(rows), (row["ref"] for row in rows if not row["regimes"]))
 
 
-def _access_reviews(facts: PeriodFacts) -> Operation:
+def _measure_access_reviews(facts: PeriodFacts) -> MeasureOperation:
     """Each interval of the house rule that lies in the period: every account that could act was answered for."""
-    people = [row for row in rows_of(facts, "people.jsonl") if not row["suspended"]]
-    answers = [row for row in rows_of(facts, "accounts.jsonl") if row["verb"] == "audit.answer"]
-    days = float(house_rules()["review_days"])
-    exceptions, samples, intervals = [], 0, split_period(facts.since, facts.until, days)
+    people = [row for row in require_rows(facts, "people.jsonl") if not row["suspended"]]
+    answers = [row for row in require_rows(facts, "accounts.jsonl") if row["verb"] == "audit.answer"]
+    interval_days = float(load_product_limits()["review_days"])
+    exceptions, samples, intervals = [], 0, split_period(facts.since, facts.until, interval_days)
     for start, end in intervals:
         answered = {row["body"]["person"] for row in answers if start <= row["at"] / MICROSECONDS < end}
-        due = {row["name"] for row in people if row["since"] < end}
-        samples += bool(due)
-        if missing := sorted(due - answered):
-            exceptions.append(f"{interval_words(start, end)}: {len(missing)}/{len(due)} ({' '.join(missing[:5])})")
-    unknown = "" if intervals else f"the period is shorter than {days:.0f} days"
-    return period_operation("access-reviews", samples, exceptions, unknown=unknown, none_means=NOT_SHOWN)
+        due_names = {row["name"] for row in people if row["since"] < end}
+        samples += bool(due_names)
+        if unanswered := sorted(due_names - answered):
+            exceptions.append(
+                f"{format_interval(start, end)}: {len(unanswered)}/{len(due_names)} ({' '.join(unanswered[:5])})"
+            )
+    unknown = "" if intervals else f"the period is shorter than {interval_days:.0f} days"
+    return build_period_operation("access-reviews", samples, exceptions, unknown=unknown, none_means=NOT_SHOWN)
 
 
-def _approvals(facts: PeriodFacts) -> Operation:
-    rows = [row for row in rows_of(facts, "approvals.jsonl") if is_inside(facts, row["asked"])]
-    return period_operation("approvals-by-others", len(rows), self_approvals(rows, []))
+def _measure_approvals(facts: PeriodFacts) -> MeasureOperation:
+    rows = [row for row in require_rows(facts, "approvals.jsonl") if is_inside(facts, row["asked"])]
+    return build_period_operation("approvals-by-others", len(rows), find_self_approvals(rows, []))
 
 
-def _production_approvals(facts: PeriodFacts) -> Operation:
+def _measure_production_approvals(facts: PeriodFacts) -> MeasureOperation:
     """Each promotion to production in the period was approved by a person other than who asked for it."""
-    done = [
+    finished_promotions = [
         row
-        for row in rows_of(facts, "promotions.jsonl")
+        for row in require_rows(facts, "promotions.jsonl")
         if row["verb"] == "catalog.promote"
         and row["body"].get("stage") == "production"
         and row["body"].get("state") in ("done", "emergency")
     ]
-    alone = (
+    self_approved = (
         f"{row['subject']} ({row['body'].get('asker', '')})"
-        for row in done
+        for row in finished_promotions
         if not {*str(row["body"].get("people", "")).split(",")} - {"", row["body"].get("asker", "")}
     )
-    return period_operation("production-promotions-approved-by-another-person", len(done), alone)
+    return build_period_operation(
+        "production-promotions-approved-by-another-person", len(finished_promotions), self_approved
+    )
 
 
-def _copies(facts: PeriodFacts) -> Operation:
-    rows = rows_of(facts, "census.json")
-    wrong = [f"{copy['thing']} in {copy['zone']}" for row in rows for copy in row["misplaced"]]
-    return state_operation("copies-where-they-may-lie", max(sum(row["copies"] for row in rows), len(wrong)), wrong)
+def _measure_copies(facts: PeriodFacts) -> MeasureOperation:
+    rows = require_rows(facts, "census.json")
+    misplaced_names = [f"{copy['thing']} in {copy['zone']}" for row in rows for copy in row["misplaced"]]
+    return build_state_operation(
+        "copies-where-they-may-lie", max(sum(row["copies"] for row in rows), len(misplaced_names)), misplaced_names
+    )
 
 
-def _keys(facts: PeriodFacts) -> Operation:
+def _measure_key_age(facts: PeriodFacts) -> MeasureOperation:
     """Each version of a key that encrypted in the period was replaced before it was too old.
 
     A version that was in use when the period began and was replaced in it counts from the start of the period.
     """
-    oldest_s = float(house_rules()["key_age_days"]) * DAY_S
+    max_age_s = float(load_product_limits()["key_age_days"]) * DAY_S
     samples, exceptions = 0, []
-    for key in rotated_keys(rows_of(facts, "keys.jsonl")):
-        own = [row for row in rows_of(facts, "rotations.jsonl") if row["verb"] == "keys.rotate"]
-        moments = [row["at"] / MICROSECONDS for row in own if _bare(row["subject"]) == _bare(key["key"])]
-        replaced = sorted(moment for moment in moments if is_inside(facts, moment))
-        made = float(key["made"])
-        starts = [facts.since if replaced or made > facts.until else made, *replaced]
-        for start, end in pairwise([*starts, facts.until]):
+    for key in find_rotated_keys(require_rows(facts, "keys.jsonl")):
+        rotation_events = [row for row in require_rows(facts, "rotations.jsonl") if row["verb"] == "keys.rotate"]
+        moments = [
+            row["at"] / MICROSECONDS
+            for row in rotation_events
+            if _strip_version(row["subject"]) == _strip_version(key["key"])
+        ]
+        replaced_at = sorted(moment for moment in moments if is_inside(facts, moment))
+        made_at = float(key["made"])
+        version_starts = [facts.since if replaced_at or made_at > facts.until else made_at, *replaced_at]
+        for start, end in pairwise([*version_starts, facts.until]):
             samples += 1
-            exceptions += [name_sample(key["key"], end)] if end - start > oldest_s else []
-    return period_operation("keys-within-their-age", samples, exceptions, none_means=NOT_SHOWN)
+            exceptions += [format_sample(key["key"], end)] if end - start > max_age_s else []
+    return build_period_operation("keys-within-their-age", samples, exceptions, none_means=NOT_SHOWN)
 
 
-def _bare(ref: str) -> str:
+def _strip_version(ref: str) -> str:
     return ref.partition("@")[0]
 
 
-def _checkpoints(facts: PeriodFacts) -> Operation:
-    hours = float(house_rules()["checkpoint_gap_hours"])
-    inside = [moment for moment in facts.checkpoints if is_inside(facts, moment)]
-    gaps = find_gaps(inside, facts.since, facts.until, hours * 3600)
-    return period_operation("log-checkpoints", len(inside), (), gaps, none_means=NOT_SHOWN)
+def _measure_checkpoints(facts: PeriodFacts) -> MeasureOperation:
+    max_gap_hours = float(load_product_limits()["checkpoint_gap_hours"])
+    period_checkpoints = [moment for moment in facts.checkpoints if is_inside(facts, moment)]
+    gaps = find_gaps(period_checkpoints, facts.since, facts.until, max_gap_hours * 3600)
+    return build_period_operation("log-checkpoints", len(period_checkpoints), (), gaps, none_means=NOT_SHOWN)
 
 
-def _log_reach(facts: PeriodFacts) -> Operation:
+def _measure_log_reach(facts: PeriodFacts) -> MeasureOperation:
     """The log of the pack reaches back six months from the end of the period, by its own first event."""
-    name, begins = "log-kept-six-months", max(facts.since, facts.log_since)
+    name, log_begins_at = "log-kept-six-months", max(facts.since, facts.log_since)
     if not facts.log_since:
-        return period_operation(name, 0, (), unknown="the log has no event")
-    if facts.until - begins >= LOG_MONTHS_DAYS * DAY_S:
-        return period_operation(name, 1, ())
-    reason = f"the log begins {name_moment(begins)}" if begins > facts.since else "the period is shorter than"
-    reason += "" if begins > facts.since else f" {LOG_MONTHS_DAYS} days"
-    return period_operation(name, 0, (), unknown=reason)
+        return build_period_operation(name, 0, (), unknown="the log has no event")
+    if facts.until - log_begins_at >= LOG_MONTHS_DAYS * DAY_S:
+        return build_period_operation(name, 1, ())
+    reason = (
+        f"the log begins {format_moment(log_begins_at)}"
+        if log_begins_at > facts.since
+        else "the period is shorter than"
+    )
+    reason += "" if log_begins_at > facts.since else f" {LOG_MONTHS_DAYS} days"
+    return build_period_operation(name, 0, (), unknown=reason)
 
 
-def _incidents(facts: PeriodFacts) -> Operation:
-    rows = [row for row in rows_of(facts, "incidents.jsonl") if is_inside(facts, row["opened_at"])]
-    return period_operation(
+def _measure_incidents(facts: PeriodFacts) -> MeasureOperation:
+    rows = [row for row in require_rows(facts, "incidents.jsonl") if is_inside(facts, row["opened_at"])]
+    return build_period_operation(
         "incidents-resolved", len(rows), (str(row["ref"]) for row in rows if not row["resolved_at"])
     )
 
 
-def _drills(facts: PeriodFacts) -> Operation:
+def _measure_drills(facts: PeriodFacts) -> MeasureOperation:
     """Each interval of the house rule that lies in the period saw a restore drill that went well."""
-    rows, days = rows_of(facts, "drills.jsonl"), float(house_rules()["drill_days"])
+    rows, interval_days = require_rows(facts, "drills.jsonl"), float(load_product_limits()["drill_days"])
     if not rows:
-        return _reported("restore-drills", "drill", facts)
-    failed = [f"failed {row['subject']}" for row in rows if str(row["body"].get("ok", 1)).lower() not in ("1", "true")]
-    good = [row["at"] / MICROSECONDS for row in rows if str(row["body"].get("ok", 1)).lower() in ("1", "true")]
-    intervals = split_period(facts.since, facts.until, days) or [(facts.since, facts.until)]
-    empty = [interval_words(start, end) for start, end in intervals if not any(start <= at <= end for at in good)]
-    return period_operation("restore-drills", len(rows), failed, empty)
+        return _measure_reported("restore-drills", "drill", facts)
+    failed_drills = [
+        f"failed {row['subject']}" for row in rows if str(row["body"].get("ok", 1)).lower() not in ("1", "true")
+    ]
+    passed_at = [row["at"] / MICROSECONDS for row in rows if str(row["body"].get("ok", 1)).lower() in ("1", "true")]
+    intervals = split_period(facts.since, facts.until, interval_days) or [(facts.since, facts.until)]
+    uncovered = [
+        format_interval(start, end)
+        for start, end in intervals
+        if not any(start <= drill_at <= end for drill_at in passed_at)
+    ]
+    return build_period_operation("restore-drills", len(rows), failed_drills, uncovered)
 
 
-def _backups(facts: PeriodFacts) -> Operation:
-    moments = [row["at"] / MICROSECONDS for row in rows_of(facts, "backups.jsonl")]
+def _measure_backups(facts: PeriodFacts) -> MeasureOperation:
+    moments = [row["at"] / MICROSECONDS for row in require_rows(facts, "backups.jsonl")]
     if not moments:
-        return _reported("backups", "backup", facts)
-    hours = float(house_rules()["backup_gap_hours"])
-    return period_operation("backups", len(moments), (), find_gaps(moments, facts.since, facts.until, hours * 3600))
+        return _measure_reported("backups", "backup", facts)
+    max_gap_hours = float(load_product_limits()["backup_gap_hours"])
+    return build_period_operation(
+        "backups", len(moments), (), find_gaps(moments, facts.since, facts.until, max_gap_hours * 3600)
+    )
 
 
-def _reported(name: str, kind: str, facts: PeriodFacts) -> Operation:
+def _measure_reported(name: str, kind: str, facts: PeriodFacts) -> MeasureOperation:
     """Backups and drills are in the log of the system tenant; another tenant attaches the operator's report."""
-    evidence = documents_of(facts, kind)
-    return Operation(name.replace("-", " "), DOCUMENT, len(evidence), none_means=NOT_SHOWN, evidence=evidence)
+    evidence = list_document_names(facts, kind)
+    return MeasureOperation(name.replace("-", " "), DOCUMENT, len(evidence), none_means=NOT_SHOWN, evidence=evidence)
 
 
-def _queues(facts: PeriodFacts) -> Operation:
+def _measure_queues(facts: PeriodFacts) -> MeasureOperation:
     """Each queue sets a share: a guarantee, a limit or a budget. One that sets none separates nobody."""
-    rows = [row for row in rows_of(facts, "queues.jsonl") if row.get("name")]
-    bare = (row["name"] for row in rows if not (row.get("guarantee") or row.get("limit") or row.get("budget")))
-    return state_operation("queues", len(rows), bare, none_means=NOT_SHOWN)
+    rows = [row for row in require_rows(facts, "queues.jsonl") if row.get("name")]
+    queues_without_share = (
+        row["name"] for row in rows if not (row.get("guarantee") or row.get("limit") or row.get("budget"))
+    )
+    return build_state_operation("queues", len(rows), queues_without_share, none_means=NOT_SHOWN)
 
 
-def _account_changes(facts: PeriodFacts) -> Operation:
-    rows = [row for row in rows_of(facts, "accounts.jsonl") if row["verb"] in ("people.add", "people.change")]
-    own = (f"{row['subject']} by {row['actor']}" for row in rows if f"/{row['actor']}@" in f"{row['subject']}@")
-    return period_operation("account-changes-by-others", len(rows), own)
+def _measure_account_changes(facts: PeriodFacts) -> MeasureOperation:
+    rows = [row for row in require_rows(facts, "accounts.jsonl") if row["verb"] in ("people.add", "people.change")]
+    self_changes = (
+        f"{row['subject']} by {row['actor']}" for row in rows if f"/{row['actor']}@" in f"{row['subject']}@"
+    )
+    return build_period_operation("account-changes-by-others", len(rows), self_changes)
 
 
-def _transfers(facts: PeriodFacts) -> Operation:
+def _measure_transfers(facts: PeriodFacts) -> MeasureOperation:
     """Each grant that was in force in the period rests on documents whose bytes are kept."""
-    kept = {row["digest"] for row in rows_of(facts, "documents.jsonl")}
+    kept = {row["digest"] for row in require_rows(facts, "documents.jsonl")}
     grants = list(_grants_in_force(facts))
     lacking = [
         f"{grant['id']}: {name} is not kept"
@@ -194,22 +220,24 @@ def _transfers(facts: PeriodFacts) -> Operation:
         for name, digest in sorted(grant["documents"].items())
         if digest not in kept
     ]
-    bare = [f"{grant['id']}: no document" for grant in grants if not grant["documents"]]
-    return period_operation("transfer-grants-with-documents", len(grants), [*lacking, *bare])
+    grants_without_documents = [f"{grant['id']}: no document" for grant in grants if not grant["documents"]]
+    return build_period_operation("transfer-grants-with-documents", len(grants), [*lacking, *grants_without_documents])
 
 
 def _grants_in_force(facts: PeriodFacts) -> Iterator[Mapping[str, Any]]:
     """Yield the grants that people had approved and that allowed transfers in a part of the period."""
-    approved = {row["ref"] for row in rows_of(facts, "approvals.jsonl") if _is_approved(row)}
-    rows = rows_of(facts, "grants.jsonl")
+    approved = {row["ref"] for row in require_rows(facts, "approvals.jsonl") if _is_approved(row)}
+    rows = require_rows(facts, "grants.jsonl")
     revoked_inside = {
-        _bare(row["subject"]) for row in facts.files.get("transfers.jsonl") or () if row["verb"] == "zones.revoke"
+        _strip_version(row["subject"])
+        for row in facts.files.get("transfers.jsonl") or ()
+        if row["verb"] == "zones.revoke"
     }
     for row in rows:
         grant = row["grant"]
         ended_before = grant["revoked"] and f"grant:zones/{grant['id']}" not in revoked_inside
         overlaps = grant["not_before"] <= facts.until and grant["expires"] >= facts.since
-        if _bare(row["approval"]) in approved and overlaps and not ended_before:
+        if _strip_version(row["approval"]) in approved and overlaps and not ended_before:
             yield grant
 
 
@@ -220,34 +248,34 @@ def _is_approved(row: Mapping[str, Any]) -> bool:
     return len(gives) == len(row["voices"]) and len(gives) >= row["needs"] and officers >= row["dpo"]
 
 
-def _officer_notices(facts: PeriodFacts) -> Operation:
+def _officer_notices(facts: PeriodFacts) -> MeasureOperation:
     """Each notice to the data protection officers was delivered to one at least, and one of them has seen it."""
-    rows = [row for row in rows_of(facts, "notices.jsonl") if is_inside(facts, row["sent_at"])]
+    rows = [row for row in require_rows(facts, "notices.jsonl") if is_inside(facts, row["sent_at"])]
     faulty = [
         f"{row['name']}: {'not seen' if row['deliveries'] else 'no delivery'}"
         for row in rows
         if not any(delivery["seen_at"] for delivery in row["deliveries"])
     ]
-    return period_operation("officer-notices-seen", len(rows), faulty)
+    return build_period_operation("officer-notices-seen", len(rows), faulty)
 
 
-MEASURES: dict[str, Measure] = {
-    "inventory-with-owner": _inventory,
-    "labelled-things": _labels,
-    "access-reviews": _access_reviews,
-    "account-changes-by-others": _account_changes,
-    "approvals-by-others": _approvals,
-    "production-promotions-approved-by-another-person": _production_approvals,
-    "copies-where-they-may-lie": _copies,
-    "transfer-grants-with-documents": _transfers,
+MEASURES_BY_NAME: dict[str, MeasureFunction] = {
+    "inventory-with-owner": _measure_inventory,
+    "labelled-things": _measure_labels,
+    "access-reviews": _measure_access_reviews,
+    "account-changes-by-others": _measure_account_changes,
+    "approvals-by-others": _measure_approvals,
+    "production-promotions-approved-by-another-person": _measure_production_approvals,
+    "copies-where-they-may-lie": _measure_copies,
+    "transfer-grants-with-documents": _measure_transfers,
     "officer-notices-seen": _officer_notices,
-    "keys-within-their-age": _keys,
-    "log-checkpoints": _checkpoints,
-    "log-kept-six-months": _log_reach,
+    "keys-within-their-age": _measure_key_age,
+    "log-checkpoints": _measure_checkpoints,
+    "log-kept-six-months": _measure_log_reach,
     "erasures-complete-and-in-time": privacy_measures.measure_erasures,
     "requests-answered-in-time": privacy_measures.measure_requests,
     "breach-notices-in-time": privacy_measures.measure_breach_notices,
-    "incidents-resolved": _incidents,
+    "incidents-resolved": _measure_incidents,
     "purposes-named-and-registered": privacy_measures.measure_purposes,
     "consents-proved-and-in-force": privacy_measures.measure_consents,
     "purposes-with-notices-in-both-languages": privacy_measures.measure_notices,
@@ -260,7 +288,7 @@ MEASURES: dict[str, Measure] = {
     "production-models-with-a-passed-test": model_measures.measure_tests,
     "endpoints-watched": model_measures.measure_watches,
     "production-promotions-through-a-gate": model_measures.measure_gates,
-    "restore-drills": _drills,
-    "backups": _backups,
-    "queues": _queues,
+    "restore-drills": _measure_drills,
+    "backups": _measure_backups,
+    "queues": _measure_queues,
 }

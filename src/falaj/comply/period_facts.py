@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
-from falaj.comply.figures import DAY_S
-from falaj.comply.gather import Rows
-from falaj.comply.operation import name_moment
-from falaj.comply.records import PERIOD, STATE, Operation
+from falaj.comply.control_operation import format_moment
+from falaj.comply.platform_snapshot import RowList
+from falaj.comply.records import PERIOD, STATE, MeasureOperation
+from falaj.comply.row_checks import DAY_S
 from falaj.core.data import dataclass
 
 MICROSECONDS = 1_000_000
@@ -31,7 +31,7 @@ class PeriodFacts:
     """Everything the measures look at."""
 
     regime: str
-    files: Mapping[str, Rows | None]
+    files: Mapping[str, RowList | None]
     since: float
     """The start of the period, or the first event where the period has no start."""
     until: float
@@ -44,15 +44,15 @@ class PeriodFacts:
     """When the first event of the pack's log was written; 0 where it has none."""
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """A file a measure needs was not readable."""
 
 
-def rows_of(facts: PeriodFacts, file: str) -> Rows:
+def require_rows(facts: PeriodFacts, file_name: str) -> RowList:
     """Return the rows of a file, or raise Unreadable with the reason."""
-    rows = facts.files.get(file)
+    rows = facts.files.get(file_name)
     if rows is None:
-        raise Unreadable(facts.missing.get(file, "nothing records it"))
+        raise UnreadableFile(facts.missing.get(file_name, "nothing records it"))
     return rows
 
 
@@ -61,7 +61,7 @@ def is_inside(facts: PeriodFacts, moment: float) -> bool:
     return facts.since <= moment <= facts.until
 
 
-def documents_of(facts: PeriodFacts, kind: str) -> tuple[str, ...]:
+def list_document_names(facts: PeriodFacts, kind: str) -> tuple[str, ...]:
     """Name the attached documents of a declared kind that are dated within the days of the period, with digests."""
     first_day = facts.since - facts.since % DAY_S
     return tuple(
@@ -73,18 +73,20 @@ def documents_of(facts: PeriodFacts, kind: str) -> tuple[str, ...]:
     )
 
 
-def name_sample(name: object, moment: float) -> str:
+def format_sample(name: object, moment: float) -> str:
     """Name a sample that happened at a moment."""
-    return f"{name} ({name_moment(moment)})"
+    return f"{name} ({format_moment(moment)})"
 
 
-def state_operation(name: str, samples: int, exceptions: Iterable[str], **more: Any) -> Operation:
+def build_state_operation(
+    name: str, samples: int, exceptions: Iterable[str], **operation_fields: Any
+) -> MeasureOperation:
     """Build the operation of a measure that sees how things stood when the pack was made."""
-    return Operation(name, STATE, samples, tuple(sorted(exceptions)), **more)
+    return MeasureOperation(name, STATE, samples, tuple(sorted(exceptions)), **operation_fields)
 
 
-def period_operation(
-    name: str, samples: int, exceptions: Iterable[str], gaps: Iterable[str] = (), **more: Any
-) -> Operation:
+def build_period_operation(
+    name: str, samples: int, exceptions: Iterable[str], gaps: Iterable[str] = (), **operation_fields: Any
+) -> MeasureOperation:
     """Build the operation of a measure that sees the whole period."""
-    return Operation(name, PERIOD, samples, tuple(sorted(exceptions)), tuple(gaps), **more)
+    return MeasureOperation(name, PERIOD, samples, tuple(sorted(exceptions)), tuple(gaps), **operation_fields)

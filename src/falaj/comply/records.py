@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from falaj.core.data import dataclass
-from falaj.govern.records import Misplaced
+from falaj.govern.records import MisplacedCopy
 
 OPERATING, EXCEPTIONS, ATTESTED, NOT_SHOWN, NOT_APPLICABLE = STATUSES = (
     "operating", "operating-with-exceptions", "attested", "not-shown", "not-applicable",
@@ -14,7 +14,7 @@ PERIOD, STATE, DOCUMENT = "period", "state", "document"
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DocumentKind:
     """A document that shows what no platform fact can: a policy, a plan, a report. It is attached to the pack."""
 
     word: str
@@ -23,7 +23,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class CatalogueControl:
     """One control of the catalogue: the measures of its operation, and the documents it takes."""
 
     id: str
@@ -38,7 +38,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Clause:
+class ControlClause:
     """Where a regime asks for a control, and how far that was checked."""
 
     control: str
@@ -59,13 +59,13 @@ class ControlMap:
     title: Mapping[str, str]
     review_by: str
     notes: tuple[str, ...]
-    controls: tuple[Clause, ...]
+    controls: tuple[ControlClause, ...]
     reviewed_by: str = ""
     reviewed_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class MeasureOperation:
     """How one measure of a control operated: how many samples, which of them failed, where nothing covers the time."""
 
     COLUMNS: ClassVar = ("measure", "basis", "samples", "exceptions", "gaps", "unknown")
@@ -86,7 +86,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ControlJudgement:
     """A control, its status, and the operation the status follows from."""
 
     COLUMNS: ClassVar = ("id", "status", "title", "clauses", "reason")
@@ -100,13 +100,13 @@ class Judged:
     checked: str = ""
     files: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[MeasureOperation, ...] = ()
     url: str = ""
     quote: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceReport:
     """What was packed, and how each control stands."""
 
     COLUMNS: ClassVar = (
@@ -130,12 +130,12 @@ class Evidence:
     """Shown by an attached document alone."""
     not_shown: tuple[str, ...]
     not_applicable: tuple[str, ...]
-    controls: tuple[Judged, ...]
+    controls: tuple[ControlJudgement, ...]
     note: str = "evidence, not certification; verify with: falaj audit verify"
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class CopyCensus:
     """Every copy the platform knows of, judged again."""
 
     COLUMNS: ClassVar = ("ok", "things", "copies", "zones", "misplaced")
@@ -145,13 +145,13 @@ class Census:
     copies: int
     zones: Mapping[str, int]
     kinds: Mapping[str, int]
-    misplaced: tuple[Misplaced, ...]
+    misplaced: tuple[MisplacedCopy, ...]
     unseen: tuple[str, ...]
     """What no census can see from here, said so that nobody believes it was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccountAccess:
     """One account in an access review."""
 
     COLUMNS: ClassVar = ("name", "roles", "unused_roles", "last_used", "tokens", "answer", "look")
@@ -173,7 +173,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ComplianceFinding:
     """Something that is not as it should be, whose it is, since when, and what to do."""
 
     COLUMNS: ClassVar = ("severity", "rule", "about", "owner", "since", "what", "fix")
@@ -189,7 +189,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class FindingsReport:
     """All of them, the worst first. `ok` while there is none that is high."""
 
     COLUMNS: ClassVar = ("ok", "high", "medium", "low")
@@ -198,6 +198,6 @@ class Findings:
     high: int
     medium: int
     low: int
-    findings: tuple[Finding, ...]
+    findings: tuple[ComplianceFinding, ...]
     not_looked: tuple[str, ...] = ()
     """What could not be looked at, and why."""

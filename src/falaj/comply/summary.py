@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from falaj.comply.mapping import documents
+from falaj.comply.control_maps import load_document_kinds
 from falaj.comply.records import (
     ATTESTED,
     EXCEPTIONS,
@@ -14,86 +14,96 @@ from falaj.comply.records import (
     NOT_SHOWN,
     OPERATING,
     STATUSES,
+    ControlJudgement,
     ControlMap,
-    Judged,
 )
-from falaj.core.phrases import translate_phrases
-from falaj.govern.records import Regime
+from falaj.core.phrase_translation import translate_phrases
+from falaj.govern.records import LegalRegime
 
-MARKS = {OPERATING: "✔", EXCEPTIONS: "◐", ATTESTED: "✎", NOT_SHOWN: "✘", NOT_APPLICABLE: "-"}
+STATUS_MARKS = {OPERATING: "✔", EXCEPTIONS: "◐", ATTESTED: "✎", NOT_SHOWN: "✘", NOT_APPLICABLE: "-"}
 OPEN_STATUSES = (NOT_SHOWN, EXCEPTIONS)
 """What stands first and is red on the page."""
-FILE = Path(__file__).with_name("words.toml")
+WORDS_FILE = Path(__file__).with_name("words.toml")
 
 
 @cache
-def words_of(language: str) -> dict[str, str]:
+def load_words(language: str) -> dict[str, str]:
     """What is said in one language."""
-    found: dict[str, str] = tomllib.loads(FILE.read_text(encoding="utf-8"))[language]
-    return found
+    words: dict[str, str] = tomllib.loads(WORDS_FILE.read_text(encoding="utf-8"))[language]
+    return words
 
 
 @cache
-def _phrases() -> dict[str, str]:
+def _load_phrases() -> dict[str, str]:
     """English and Arabic."""
-    phrases: dict[str, str] = tomllib.loads(FILE.read_text(encoding="utf-8"))["phrases"]
-    return phrases | {document.title["en"]: document.title["ar"] for document in documents().values()}
+    phrases: dict[str, str] = tomllib.loads(WORDS_FILE.read_text(encoding="utf-8"))["phrases"]
+    return phrases | {document.title["en"]: document.title["ar"] for document in load_document_kinds().values()}
 
 
-def said(reason: str, language: str) -> str:
+def translate_reason(reason: str, language: str) -> str:
     """A reason in a language. Reasons are made of few phrases, so these are looked up and no text is written twice."""
-    return translate_phrases(reason, _phrases()) if language == "ar" else reason
+    return translate_phrases(reason, _load_phrases()) if language == "ar" else reason
 
 
-def markdown(
-    language: str, asked: ControlMap, facts: Mapping[str, str], controls: Sequence[Judged], unverified: Sequence[str]
+def format_markdown(
+    language: str,
+    regime_map: ControlMap,
+    pack_facts: Mapping[str, str],
+    controls: Sequence[ControlJudgement],
+    unverified: Sequence[str],
 ) -> str:
     """One language as markdown."""
-    words = words_of(language)
-    lines = [f"# {words['title']}: {asked.id}", "", asked.title[language], "", f"**{words['not']}**", ""]
+    words = load_words(language)
+    lines = [f"# {words['title']}: {regime_map.id}", "", regime_map.title[language], "", f"**{words['not']}**", ""]
     lines += [words["who"], "", words["state"], ""]
-    lines += [f"- {words[name]}: {value}" for name, value in facts.items()]
-    lines += [f"- {_counted(words, controls)}", "", f"## ✘ {words['absent']}", ""]
+    lines += [f"- {words[name]}: {value}" for name, value in pack_facts.items()]
+    lines += [f"- {_format_counts(words, controls)}", "", f"## ✘ {words['absent']}", ""]
     lines += [
-        f"- **{_name(one, language)}** [{words[one.status]}]: {said(one.reason, language)}"
+        f"- **{_format_control_name(control, language)}** [{words[control.status]}]: "
+        f"{translate_reason(control.reason, language)}"
         for status in OPEN_STATUSES
-        for one in controls
-        if one.status == status
+        for control in controls
+        if control.status == status
     ] or [f"- {words['none']}"]
     lines += ["", f"## {words['unverified']}", "", *(f"- {text}" for text in unverified)]
     lines += ["", f"## {words['controls']}", ""]
     for control in controls:
         if control.clauses:
-            status, reason = words[control.status], said(control.reason, language)
-            lines.append(f"- {MARKS[control.status]} {_name(control, language)} [{status}]: {reason}")
+            status, reason = words[control.status], translate_reason(control.reason, language)
+            lines.append(
+                f"- {STATUS_MARKS[control.status]} {_format_control_name(control, language)} [{status}]: {reason}"
+            )
             lines.append(f"  - {', '.join(control.clauses)}; {words['checked']}: {control.source} ({control.checked})")
             if control.not_covered:
                 lines.append(f"  - {words['covered']}: {'; '.join(control.not_covered)}")
-    if unasked := [_name(control, language) for control in controls if not control.clauses]:
-        lines.append(f"- {MARKS[NOT_APPLICABLE]} {words['unasked']} {'; '.join(unasked)}")
+    if unasked := [_format_control_name(control, language) for control in controls if not control.clauses]:
+        lines.append(f"- {STATUS_MARKS[NOT_APPLICABLE]} {words['unasked']} {'; '.join(unasked)}")
     return "\n".join(lines) + "\n"
 
 
-def unverified(asked: ControlMap, regime: Regime | None, missing: Mapping[str, str]) -> list[str]:
+def list_unverified(regime_map: ControlMap, regime: LegalRegime | None, missing: Mapping[str, str]) -> list[str]:
     """Everything a reader must not take for checked."""
-    said = [f"{asked.id}, control map version {asked.version}: review by {asked.review_by}", *asked.notes]
-    loose = sorted(one.control for one in asked.controls if one.checked != "primary")
-    said.append(f"clauses not read in the primary text: {', '.join(loose) or 'none'}")
+    notes = [
+        f"{regime_map.id}, control map version {regime_map.version}: review by {regime_map.review_by}",
+        *regime_map.notes,
+    ]
+    unread_clauses = sorted(clause.control for clause in regime_map.controls if clause.checked != "primary")
+    notes.append(f"clauses not read in the primary text: {', '.join(unread_clauses) or 'none'}")
     if regime is not None:
-        said.append(f"regime profile version {regime.version}: {regime.status}, checked {regime.checked}")
-        said += regime.notes
-        said += [f"deadline {duty}: {deadline.source.checked}" for duty, deadline in sorted(regime.deadlines.items())]
-    return said + [f"{name} could not be read: {why}" for name, why in sorted(missing.items())]
+        notes.append(f"regime profile version {regime.version}: {regime.status}, checked {regime.checked}")
+        notes += regime.notes
+        notes += [f"deadline {duty}: {deadline.source.checked}" for duty, deadline in sorted(regime.deadlines.items())]
+    return notes + [f"{name} could not be read: {reason}" for name, reason in sorted(missing.items())]
 
 
-def day(at: float) -> str:
+def format_moment(moment: float) -> str:
     """A moment as people write it."""
-    return datetime.fromtimestamp(at, UTC).isoformat()
+    return datetime.fromtimestamp(moment, UTC).isoformat()
 
 
-def _counted(words: Mapping[str, str], controls: Sequence[Judged]) -> str:
-    return ", ".join(f"{words[status]}: {sum(one.status == status for one in controls)}" for status in STATUSES)
+def _format_counts(words: Mapping[str, str], controls: Sequence[ControlJudgement]) -> str:
+    return ", ".join(f"{words[status]}: {sum(control.status == status for control in controls)}" for status in STATUSES)
 
 
-def _name(one: Judged, language: str) -> str:
-    return f"{one.id} {one.title[language]}"
+def _format_control_name(control: ControlJudgement, language: str) -> str:
+    return f"{control.id} {control.title[language]}"

@@ -7,28 +7,37 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from falaj.console.page import ROOT
+from falaj.console.page import ROOT_PATH
 
-FOLDER = Path(__file__).with_name("static")
-KINDS = {".css": b"text/css; charset=utf-8", ".js": b"text/javascript; charset=utf-8", ".svg": b"image/svg+xml"}
+STATIC_FOLDER = Path(__file__).with_name("static")
+CONTENT_TYPE_BY_SUFFIX = {
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
 
 
 @cache
-def files() -> dict[str, tuple[bytes, bytes]]:
+def load_assets() -> dict[str, tuple[bytes, bytes]]:
     """Every file by name: its kind and its bytes."""
-    found = sorted(file for file in FOLDER.iterdir() if file.suffix in KINDS)
-    return {file.name: (KINDS[file.suffix], file.read_bytes()) for file in found}
+    asset_files = sorted(
+        asset_file for asset_file in STATIC_FOLDER.iterdir() if asset_file.suffix in CONTENT_TYPE_BY_SUFFIX
+    )
+    return {
+        asset_file.name: (CONTENT_TYPE_BY_SUFFIX[asset_file.suffix], asset_file.read_bytes())
+        for asset_file in asset_files
+    }
 
 
 @cache
-def digest() -> str:
+def compute_assets_digest() -> str:
     """One digest of all files."""
-    whole = hashlib.sha256()
-    for name, (_, body) in files().items():
-        whole.update(f"{name} {len(body)}\n".encode() + body)
-    return whole.hexdigest()[:16]
+    hasher = hashlib.sha256()
+    for name, (_, body) in load_assets().items():
+        hasher.update(f"{name} {len(body)}\n".encode() + body)
+    return hasher.hexdigest()[:16]
 
 
-def at(name: str) -> str:
+def get_asset_url(file_name: str) -> str:
     """The address of a file."""
-    return f"{ROOT}/static/{digest()}/{name}"
+    return f"{ROOT_PATH}/static/{compute_assets_digest()}/{file_name}"

@@ -10,10 +10,10 @@ from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 
 if TYPE_CHECKING:
-    from falaj.console.view import View
+    from falaj.console.page_view import PageView
 
-ROOT = "/console"
-_ROOMS = {
+ROOT_PATH = "/console"
+_SECTION_BY_KIND = {
     **dict.fromkeys(("dataset", "model", "code"), "catalog"),
     **dict.fromkeys(("run", "experiment", "output", "trace"), "track"),
     **dict.fromkeys(("entity", "view", "service"), "features"),
@@ -55,14 +55,14 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class JsonData:
     """An answer for a script of ours: plain values, sent as JSON."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class FileDownload:
     """Bytes that a browser saves: nothing that came from elsewhere is ever shown by itself, but for pictures."""
 
     name: str
@@ -80,15 +80,15 @@ class File:
         return "image/webp" if self.shown and self.body[:4] + self.body[8:12] == b"RIFFWEBP" else ""
 
 
-Made = Page | Data | File
+RouteResult = Page | JsonData | FileDownload
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class PageRoute:
     """Where a page is. `<ref>` stands for the two pieces of a reference, another `<name>` for one piece."""
 
     pattern: str
-    make: "Callable[[View], Made]"
+    make: "Callable[[PageView], RouteResult]"
     walk: tuple[str, ...] = ()
     """Addresses of it, below /console, that exist on the test ground."""
     takes: bool = False
@@ -99,42 +99,42 @@ class Route:
         """The room it belongs to."""
         return self.pattern.partition("/")[0] or "home"
 
-    def match(self, pieces: list[str]) -> dict[str, str] | None:
+    def match(self, path_parts: list[str]) -> dict[str, str] | None:
         """What the pieces of a path mean here, or None."""
-        wanted = [] if not self.pattern else self.pattern.split("/")
-        if len(wanted) + wanted.count("<ref>") != len(pieces):
+        pattern_parts = [] if not self.pattern else self.pattern.split("/")
+        if len(pattern_parts) + pattern_parts.count("<ref>") != len(path_parts):
             return None
-        found, at = dict[str, str](), 0
-        for part in wanted:
-            took = 2 if part == "<ref>" else 1
-            given = "/".join(pieces[at : at + took])
-            at += took
+        path_params, position = dict[str, str](), 0
+        for part in pattern_parts:
+            part_count = 2 if part == "<ref>" else 1
+            path_text = "/".join(path_parts[position : position + part_count])
+            position += part_count
             if part.startswith("<"):
-                if part == "<ref>" and not _is_ref(given):
+                if part == "<ref>" and not _is_ref(path_text):
                     return None
-                found[part.strip("<>")] = given
-            elif part != given:
+                path_params[part.strip("<>")] = path_text
+            elif part != path_text:
                 return None
-        return found
+        return path_params
 
 
-def address(path: str, query: Mapping[str, object] | None = None) -> str:
+def build_url(path: str, query: Mapping[str, object] | None = None) -> str:
     """An address of the console."""
-    asked = {key: value for key, value in (query or {}).items() if value not in ("", None)}
-    whole = f"{ROOT}/{quote(path, safe='/:@')}" if path else ROOT
-    return f"{whole}?{urlencode(asked, doseq=True)}" if asked else whole
+    query_values = {key: value for key, value in (query or {}).items() if value not in ("", None)}
+    full_path = f"{ROOT_PATH}/{quote(path, safe='/:@')}" if path else ROOT_PATH
+    return f"{full_path}?{urlencode(query_values, doseq=True)}" if query_values else full_path
 
 
-def href(ref: Ref | str, **query: object) -> str:
+def build_resource_url(ref: Ref | str, **query: object) -> str:
     """The page of a thing; a kind without pages of its own is looked up in the log."""
-    known = ref if isinstance(ref, Ref) else Ref.parse(ref)
-    room = _ROOMS.get(known.kind)
-    return address(f"{room}/{known}", query) if room else address("audit", {"about": str(known)})
+    parsed_ref = ref if isinstance(ref, Ref) else Ref.parse(ref)
+    section = _SECTION_BY_KIND.get(parsed_ref.kind)
+    return build_url(f"{section}/{parsed_ref}", query) if section else build_url("audit", {"about": str(parsed_ref)})
 
 
-def _is_ref(given: str) -> bool:
+def _is_ref(text: str) -> bool:
     try:
-        Ref.parse(given)
+        Ref.parse(text)
     except FalajError:
         return False
     return True

@@ -9,71 +9,77 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from falaj.console.markup import Html, text
+from falaj.console.markup import Html, escape_text
 
-FOLDER = Path(__file__).with_name("words")
+MESSAGES_FOLDER = Path(__file__).with_name("words")
 LANGUAGES = {"en": "English", "ar": "العربية"}
-RTL = frozenset({"ar"})
+RTL_LANGUAGES = frozenset({"ar"})
 Message = str | Mapping[str, str]
-_NAME = re.compile(r"\{([a-z_]+)\}")
-_INDIC = str.maketrans("0123456789,.%", "٠١٢٣٤٥٦٧٨٩٬\u066b٪")
+_PLACEHOLDER_PATTERN = re.compile(r"\{([a-z_]+)\}")
+_INDIC_DIGITS = str.maketrans("0123456789,.%", "٠١٢٣٤٥٦٧٨٩٬\u066b٪")
 # A name from elsewhere keeps its own direction within a sentence of ours.
-_ISOLATE, _POP = "\u2068", "\u2069"
+_ISOLATE, _POP_ISOLATE = "\u2068", "\u2069"
 
 
-class Words:
+class Translator:
     """`t("jobs.waiting", n=3)`: the message `waiting` of words/jobs.<language>.json, with the number in its form."""
 
-    def __init__(self, lang: str, indic: bool = False) -> None:
-        self.lang, self.indic = lang, indic
-        self.rtl = lang in RTL
-        self._messages = messages(lang)
+    def __init__(self, lang: str, indic_digits: bool = False) -> None:
+        self.lang, self.indic = lang, indic_digits
+        self.rtl = lang in RTL_LANGUAGES
+        self._messages = load_messages(lang)
 
     def __call__(self, key: str, /, **fields: object) -> Html:
         """The message; what is filled in is escaped, and numbers are written as the language writes them."""
-        found = self._messages.get(key)
-        if found is None:
-            return text(key)  # a test finds it before a person does
-        if not isinstance(found, str):
+        message = self._messages.get(key)
+        if message is None:
+            return escape_text(key)  # a test finds it before a person does
+        if not isinstance(message, str):
             count = fields.get("n", 0)
-            form = plural(self.lang, count if isinstance(count, (int, float)) else 0)
-            found = found.get(form) or found.get("other") or ""
-        return Html(_NAME.sub(lambda match: self._filled(fields.get(match[1], match[0])), text(found)))
+            form = choose_plural_form(self.lang, count if isinstance(count, (int, float)) else 0)
+            message = message.get(form) or message.get("other") or ""
+        return Html(
+            _PLACEHOLDER_PATTERN.sub(
+                lambda match: self._format_field(fields.get(match[1], match[0])), escape_text(message)
+            )
+        )
 
     def of(self, group: str, value: str) -> Html:
         """The word for one of the values that records have, such as a state; the value itself where there is none."""
         key = f"{group}.{value}"
-        return self(key) if key in self._messages else text(value)
+        return self(key) if key in self._messages else escape_text(value)
 
-    def digits(self, written: str) -> str:
+    def digits(self, number_text: str) -> str:
         """A number that was written, in the digits that the reader chose."""
-        return written.translate(_INDIC) if self.indic else written
+        return number_text.translate(_INDIC_DIGITS) if self.indic else number_text
 
-    def _filled(self, value: object) -> str:
+    def _format_field(self, value: object) -> str:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return self.digits(f"{value:,}" if isinstance(value, int) else f"{value:,.4g}")
         if isinstance(value, Html) or not self.rtl:
-            return text(value)
-        return f"{_ISOLATE}{text(value)}{_POP}"
+            return escape_text(value)
+        return f"{_ISOLATE}{escape_text(value)}{_POP_ISOLATE}"
 
 
 @cache
-def messages(lang: str) -> dict[str, Message]:
-    """Every message of a language by `room.key`."""
-    found: dict[str, Message] = {}
-    for file in sorted(FOLDER.glob(f"*.{lang}.json")):
-        room = file.name.partition(".")[0]
-        found |= {f"{room}.{key}": value for key, value in json.loads(file.read_text(encoding="utf-8")).items()}
-    return found
+def load_messages(lang: str) -> dict[str, Message]:
+    """Every message of a language by `section.key`."""
+    message_by_key: dict[str, Message] = {}
+    for file in sorted(MESSAGES_FOLDER.glob(f"*.{lang}.json")):
+        section = file.name.partition(".")[0]
+        message_by_key |= {
+            f"{section}.{key}": value for key, value in json.loads(file.read_text(encoding="utf-8")).items()
+        }
+    return message_by_key
 
 
 @cache
-def words(lang: str, indic: bool = False) -> Words:
+def load_translator(lang: str, indic_digits: bool = False) -> Translator:
     """The words of a language."""
-    return Words(lang, indic)
+    return Translator(lang, indic_digits)
 
 
-def plural(lang: str, n: float) -> str:
+def choose_plural_form(lang: str, n: float) -> str:
     """Which form of a message goes with this number, by the rules that Unicode's CLDR gives for the language."""
     if lang != "ar":
         return "one" if n == 1 else "other"
@@ -85,12 +91,15 @@ def plural(lang: str, n: float) -> str:
     return "few" if 3 <= rest <= 10 else "many" if 11 <= rest <= 99 else "other"
 
 
-def preferred(accepts: str) -> str:
+def choose_language(accept_language: str) -> str:
     """The language of ours that a browser asks for first."""
-    asked = [
-        (one.partition(";q=")[0].strip()[:2].lower(), one.partition(";q=")[2] or "1") for one in accepts.split(",")
+    weighted_languages = [
+        (entry.partition(";q=")[0].strip()[:2].lower(), entry.partition(";q=")[2] or "1")
+        for entry in accept_language.split(",")
     ]
-    known = [
-        (name, weight) for name, weight in asked if name in LANGUAGES and re.fullmatch(r"[01](\.\d{0,3})?", weight)
+    supported_languages = [
+        (name, weight)
+        for name, weight in weighted_languages
+        if name in LANGUAGES and re.fullmatch(r"[01](\.\d{0,3})?", weight)
     ]
-    return max(known, key=lambda one: float(one[1]))[0] if known else "en"
+    return max(supported_languages, key=lambda entry: float(entry[1]))[0] if supported_languages else "en"

@@ -11,7 +11,7 @@ import msgspec
 
 from falaj.content.isolated_parser import (
     EXIT_REFUSED,
-    encode_question,
+    encode_request,
     find_cgroup_files,
     is_isolation_required,
     read_refusal,
@@ -20,49 +20,49 @@ from falaj.core.errors import FalajError
 from falaj.worker.isolated_process import start_isolated
 
 _MAX_ERROR_BYTES = 1 << 16
-T = TypeVar("T")
+RequestT = TypeVar("RequestT")
 
 
-def stream_isolated(module: str, question: object, readable: Iterable[str]) -> Iterator[Any]:
-    """Yield the record batches that `main` of `module` writes in a helper that reads `readable` and nothing else.
+def stream_isolated(module: str, request: object, readable_paths: Iterable[str]) -> Iterator[Any]:
+    """Yield the record batches that `main` of `module` writes in a helper that reads `readable_paths` and nothing else.
 
     Each batch is validated: the helper has read untrusted bytes. Raises the error with which the helper refused the
     files, and Invalid when the files break it.
     """
     import pyarrow as pa
 
-    with tempfile.TemporaryFile() as sent, tempfile.TemporaryFile() as errors:
-        sent.write(encode_question(question))
-        sent.seek(0)
+    with tempfile.TemporaryFile() as request_file, tempfile.TemporaryFile() as error_file:
+        request_file.write(encode_request(request))
+        request_file.seek(0)
         process = start_isolated(
             module,
-            readable=[*(os.path.realpath(path) for path in readable), *find_cgroup_files()],
+            readable=[*(os.path.realpath(path) for path in readable_paths), *find_cgroup_files()],
             required=is_isolation_required(),
-            stdin=sent,
+            stdin=request_file,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=error_file,
         )
         try:
             with pa.PythonFile(process.stdout, "r") as stream:
                 for batch in pa.ipc.open_stream(stream):
                     batch.validate(full=True)
                     yield batch
-            if code := process.wait():  # a stream that was cut off between two batches reads like a finished one
-                raise _read_error(code, errors)
+            if exit_code := process.wait():  # a stream that was cut off between two batches reads like a finished one
+                raise _read_helper_error(exit_code, error_file)
         except (pa.ArrowException, OSError) as error:
-            raise _read_error(process.wait(), errors) from error
+            raise _read_helper_error(process.wait(), error_file) from error
         finally:
             process.kill()
             process.wait()
 
 
-def answer_with_stream(question: type[T], read: Callable[[T], Any]) -> None:
-    """In the helper: read the question and write the batches of the pyarrow reader that `read` returns."""
+def answer_with_stream(request_type: type[RequestT], open_reader: Callable[[RequestT], Any]) -> None:
+    """In the helper: read the question and write the batches of the pyarrow reader that `open_reader` returns."""
     import pyarrow as pa
 
-    decoded = msgspec.json.decode(sys.stdin.buffer.read(), type=question)
+    helper_request = msgspec.json.decode(sys.stdin.buffer.read(), type=request_type)
     try:
-        batches = read(decoded)
+        batches = open_reader(helper_request)
         with pa.PythonFile(sys.stdout.buffer, "w") as sink, pa.ipc.new_stream(sink, batches.schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
@@ -72,6 +72,6 @@ def answer_with_stream(question: type[T], read: Callable[[T], Any]) -> None:
     os._exit(0)  # threads of an engine may still hold something
 
 
-def _read_error(code: int, errors: Any) -> FalajError:
-    errors.seek(0)
-    return read_refusal(code, errors.read(_MAX_ERROR_BYTES))
+def _read_helper_error(exit_code: int, error_file: Any) -> FalajError:
+    error_file.seek(0)
+    return read_refusal(exit_code, error_file.read(_MAX_ERROR_BYTES))

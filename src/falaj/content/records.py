@@ -6,7 +6,7 @@ from falaj.core.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One column of a table. What would show values is left out where the column is personal or sensitive."""
 
     STRUCTURE: ClassVar = ("name", "type", "nulls", "distinct", "category")
@@ -24,14 +24,14 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableDescription:
     """What is known of the rows in a tree."""
 
     STRUCTURE: ClassVar = ("rows", "columns", "format", "files")
 
     rows: int | None
     """None when the files cannot be read as one table, and all that is known is what was declared before."""
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     format: str = "parquet"
     files: int = 1
     source: str = ""

@@ -7,11 +7,11 @@ from typing import Any
 
 from falaj.core.data import dataclass
 from falaj.core.errors import Denied
-from falaj.core.event import new_id
-from falaj.core.label import ANY, Label
-from falaj.core.permit import Permit
+from falaj.core.event import generate_id
+from falaj.core.label import ANY_VALUE, Label
+from falaj.core.transfer_permits import TransferPermit
 
-HOUSE = "house"
+SYSTEM_TENANT = "house"
 """The tenant and project of the platform's own things: zones, tenants, replicas."""
 
 
@@ -23,7 +23,7 @@ class Actor:
     tenant: str
     kind: str = "person"
     roles: frozenset[str] = frozenset()
-    projects: frozenset[str] = ANY
+    projects: frozenset[str] = ANY_VALUE
     subject: str = ""
     """What the identity provider calls this person; two accounts of one subject are one person."""
     behalf: str = ""
@@ -56,7 +56,7 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PolicyDecision:
     """What the guard found: the answer, the rules that gave it, and what they were evaluated over."""
 
     allowed: bool
@@ -69,41 +69,41 @@ class Decision:
     """What the rules were asked about, frozen, so that the decision can be replayed."""
 
 
-def _unasked(kind: str) -> frozenset[str]:
+def _deny_listing(kind: str) -> frozenset[str]:
     raise Denied(
         f"nobody asked which things of kind {kind} may be listed", "this is a path that did not pass the guard"
     )
 
 
-def _unjudged(record: Any) -> str:
+def _deny_showing(record: Any) -> str:
     raise Denied(
         f"nothing checked whether the values of {record.ref} may be shown", "this is a path that did not pass the guard"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CallContext:
     """Everything a verb may know of its caller; never global, never thread-local."""
 
     actor: Actor
     zone: str
     tenant: str = ""
-    request: str = field(default_factory=new_id)
+    request: str = field(default_factory=generate_id)
     keyed: bool = False
     """True when the caller named the request, so that a repeat must find the first outcome."""
     purpose: str = ""
     now: Callable[[], float] = time.time
-    decision: Decision | None = None
+    decision: PolicyDecision | None = None
     label: Label | None = None
     """What the thing being written must carry: the join of its inputs' labels and the one declared."""
-    permits: tuple[Permit, ...] = ()
-    asker: Callable[[str, str, str, Label | None], Permit] | None = None
+    permits: tuple[TransferPermit, ...] = ()
+    asker: Callable[[str, str, str, Label | None], TransferPermit] | None = None
     """The guard's window: asks place() about one more movement of a thing this call named, which carries the label."""
-    cells: Callable[[str], frozenset[str]] = _unasked
+    cells: Callable[[str], frozenset[str]] = _deny_listing
     """The cells of a kind that this caller may see; lists put them into their query."""
     peer: str = ""
     """The network address of a caller who has no credential yet; recorded when an enrolment code is redeemed."""
-    withheld: Callable[[Any], str] = _unjudged
+    withheld: Callable[[Any], str] = _deny_showing
     """Why this caller may not read the values of a record; empty when they may. Searches must not compare those."""
     attempt_kind: str = "job"
     """What attempts of a job added by this call are (core.execute.ATTEMPT_KINDS). Services of the platform set it for
@@ -115,31 +115,33 @@ class Context:
 
     def ruled(
         self,
-        decision: Decision | None,
-        asker: Callable[[str, str, str, Label | None], Permit],
-        cells: Callable[[str], frozenset[str]],
-        withheld: Callable[[Any], str],
-    ) -> "Context":
+        decision: PolicyDecision | None,
+        permit_issuer: Callable[[str, str, str, Label | None], TransferPermit],
+        visible_scopes: Callable[[str], frozenset[str]],
+        withhold_reason: Callable[[Any], str],
+    ) -> "CallContext":
         """The same caller with the guard's decision and windows; written out, since every call passes here."""
-        return Context(
+        return CallContext(
             self.actor, self.zone, self.tenant, self.request, self.keyed, self.purpose, self.now, decision, self.label,
-            self.permits, asker, cells, self.peer, withheld, self.attempt_kind,
+            self.permits, permit_issuer, visible_scopes, self.peer, withhold_reason, self.attempt_kind,
         )  # fmt: skip
 
-    def meaning(self, purpose: str, label: Label | None) -> "Context":
+    def meaning(self, purpose: str, label: Label | None) -> "CallContext":
         """The same caller for another purpose, writing what must carry that label; written out for the same reason."""
-        return Context(
+        return CallContext(
             self.actor, self.zone, self.tenant, self.request, self.keyed, purpose, self.now, self.decision, label,
             self.permits, self.asker, self.cells, self.peer, self.withheld, self.attempt_kind,
         )  # fmt: skip
 
-    def permit(self, op: str, thing: str, zone: str) -> Permit:
-        """The guard's permit to do `op` on `thing` in `zone`, or Denied: nobody asked, so nobody may."""
+    def permit(self, operation: str, resource: str, zone: str) -> TransferPermit:
+        """The guard's permit to do `operation` on `resource` in `zone`, or Denied: nobody asked, so nobody may."""
         for permit in self.permits:
-            if permit.op == op and permit.thing == thing and permit.dst == zone:
+            if permit.op == operation and permit.thing == resource and permit.dst == zone:
                 return permit
         if self.asker is not None:
-            return self.asker(op, thing, zone, self.label)
+            return self.asker(operation, resource, zone, self.label)
         raise Denied(
-            f"there is no permit to {op} {thing} in zone {zone}", "this is a path that did not pass the guard", thing
+            f"there is no permit to {operation} {resource} in zone {zone}",
+            "this is a path that did not pass the guard",
+            resource,
         )

@@ -6,12 +6,12 @@ FalajError
 ├── Denied            we know you, and the answer is no
 ├── NotFound          no such thing, or none that you may know of
 ├── Conflict          the world moved or the name is taken
-│   └── Stale         you wrote over a revision that is no longer the newest
+│   └── StaleRevision you wrote over a revision that is no longer the newest
 ├── QuotaExceeded     too much, too fast, too large
 ├── Unavailable       something we need does not answer; the same call may work later
-├── Corrupt           bytes are not what they were when we wrote them
+├── CorruptData       bytes are not what they were when we wrote them
 ├── UserCodeFailed    code that is not ours broke
-└── SilentChange      a transaction changed a record and said nothing: a bug in a room
+└── UnrecordedChange  a transaction changed a record and said nothing: a bug in a room
 
 Each class fixes `code` (on the wire), `status` (HTTP), `exit_code` (shell) and `retry`. Each instance says what is true
 (`message`), what to do (`hint`) and about what (`ref`).
@@ -72,7 +72,7 @@ class Conflict(FalajError):
     code, status, exit_code = "conflict", 409, 6
 
 
-class Stale(Conflict):
+class StaleRevision(Conflict):
     """The revision you wrote over is no longer the newest; read again and retry."""
 
     code, retry = "stale", True
@@ -90,7 +90,7 @@ class Unavailable(FalajError):
     code, status, exit_code, retry = "unavailable", 503, 8, True
 
 
-class Corrupt(FalajError):
+class CorruptData(FalajError):
     """Bytes are not what they were when we wrote them."""
 
     code, status, exit_code = "corrupt", 500, 9
@@ -102,21 +102,23 @@ class UserCodeFailed(FalajError):
     code, status, exit_code = "user-code-failed", 422, 10
 
 
-class SilentChange(FalajError):
+class UnrecordedChange(FalajError):
     """A transaction changed a record without an event."""
 
     code, status, exit_code = "silent-change", 500, 11
 
 
-def lacking(what: str, extra: str, error: ImportError) -> Invalid:
+def missing_package_error(needed_by: str, extra: str, error: ImportError) -> Invalid:
     """Something that the small install leaves out: which package it needs, and how to get it."""
-    return Invalid(f"{what} needs the package {error.name}", f"pip install 'falaj[{extra}]'")
+    return Invalid(f"{needed_by} needs the package {error.name}", f"pip install 'falaj[{extra}]'")
 
 
-def from_wire(body: dict[str, str]) -> FalajError:
+def error_from_wire(wire_fields: dict[str, str]) -> FalajError:
     """The error behind four wire fields: of the class the server raised, or FalajError for a code we do not know."""
     classes: list[type[FalajError]] = [FalajError]
-    for cls in classes:
-        classes.extend(cls.__subclasses__())
-    found = next((c for c in classes if c.code == body.get("code")), FalajError)
-    return found(body.get("message", "the server gave no reason"), body.get("hint", ""), body.get("ref", ""))
+    for error_type in classes:
+        classes.extend(error_type.__subclasses__())
+    error_class = next((candidate for candidate in classes if candidate.code == wire_fields.get("code")), FalajError)
+    return error_class(
+        wire_fields.get("message", "the server gave no reason"), wire_fields.get("hint", ""), wire_fields.get("ref", "")
+    )

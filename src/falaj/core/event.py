@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from falaj.core.data import dataclass
-from falaj.core.errors import Corrupt, Invalid
+from falaj.core.errors import CorruptData, Invalid
 from falaj.core.ref import Ref
 
-type_ok = (str, int, float, bool)
-_EMPTY: Mapping[str, str | int | float] = {}
+SCALAR_TYPES = (str, int, float, bool)
+_EMPTY_BODY: Mapping[str, str | int | float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Event:
     at: float
     inputs: tuple[Ref, ...] = ()
     request: str = ""
-    body: Mapping[str, str | int | float] = field(default_factory=lambda: _EMPTY)
+    body: Mapping[str, str | int | float] = field(default_factory=lambda: _EMPTY_BODY)
     behalf: str = ""
     policy: str = ""
     rules: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ class Event:
                 "pin every reference before it enters the log",
             )
         for key, value in self.body.items():
-            if not isinstance(value, type_ok):
+            if not isinstance(value, SCALAR_TYPES):
                 raise Invalid(f"{key} of the event {self.verb} is a {type(value).__name__}", "texts and numbers only")
         if not self.id:
-            object.__setattr__(self, "id", new_id())
+            object.__setattr__(self, "id", generate_id())
 
     def encode(self) -> bytes:
         """The exact bytes that the audit log hashes: one line of JSON, keys in order, nothing optional left out."""
-        return _dumps(
+        return _to_canonical_json(
             {
                 "actor": self.actor,
                 "at": round(self.at * 1_000_000),
@@ -82,22 +82,22 @@ class Event:
             raw["rules"] = tuple(raw["rules"])
             return Event(**raw)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Invalid) as error:
-            raise Corrupt("an event in the log cannot be read", "run: falaj audit verify") from error
+            raise CorruptData("an event in the log cannot be read", "run: falaj audit verify") from error
 
 
-def new_id() -> str:
+def generate_id() -> str:
     """128 bits, time first, so that ids sort by birth and cannot be guessed."""
     try:
-        tail = _random.pop()
+        random_suffix = _random_suffixes.pop()
     except IndexError:
         # One call to the system for many ids: an id is made for every request and every event.
-        drawn = os.urandom(10 * 256).hex()
-        tail = drawn[:20]
-        _random.extend([drawn[n : n + 20] for n in range(20, len(drawn), 20)])
-    return f"{time.time_ns() // 1_000_000:012x}{tail}"
+        random_hex = os.urandom(10 * 256).hex()
+        random_suffix = random_hex[:20]
+        _random_suffixes.extend([random_hex[offset : offset + 20] for offset in range(20, len(random_hex), 20)])
+    return f"{time.time_ns() // 1_000_000:012x}{random_suffix}"
 
 
-_random: deque[str] = deque()
+_random_suffixes: deque[str] = deque()
 # A forked child must not hand out the ids that its parent will.
-os.register_at_fork(after_in_child=_random.clear)
-_dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+os.register_at_fork(after_in_child=_random_suffixes.clear)
+_to_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode

@@ -18,85 +18,87 @@ from falaj.core.errors import Invalid
 
 Facts = list[dict[str, object]]
 
-_FILE = re.compile(r"([a-z]+-[0-9]{1,9})(?:\.([0-9]{1,9}))?\.jsonl", re.ASCII)
-_LEAST = 1 << 16
-_CHUNK = 1 << 20
+_PART_FILE_PATTERN = re.compile(r"([a-z]+-[0-9]{1,9})(?:\.([0-9]{1,9}))?\.jsonl", re.ASCII)
+_MIN_READ_BYTES = 1 << 16
+_MAX_READ_BYTES = 1 << 20
 """Bytes read of one writer in one call, and the longest line that is believed."""
 
 
-def read_outbox(folder: str | Path, after: str = "", of: Callable[[str], bool] | None = None) -> tuple[Facts, str]:
-    """Facts after a cursor, in order for each writer, and the next cursor. `of` chooses writers."""
-    places = _places(after)
+def read_outbox(
+    folder: str | Path, after: str = "", select_writer: Callable[[str], bool] | None = None
+) -> tuple[Facts, str]:
+    """Facts after a cursor, in order for each writer, and the next cursor. `select_writer` chooses writers."""
+    positions = _parse_cursor(after)
     facts: Facts = []
-    for writer, parts in sorted(_writers(folder).items()):
-        if of is None or of(writer):
-            places[writer] = _read_writer(folder, writer, sorted(parts), places.get(writer, (0, 0)), facts)
-    return facts, json.dumps(places, separators=(",", ":")) if places else ""
+    for writer, parts in sorted(_list_part_numbers(folder).items()):
+        if select_writer is None or select_writer(writer):
+            positions[writer] = _read_writer_facts(folder, writer, sorted(parts), positions.get(writer, (0, 0)), facts)
+    return facts, json.dumps(positions, separators=(",", ":")) if positions else ""
 
 
-def last_lines(path: str | Path, lines: int, most: int) -> int:
+def find_last_lines(path: str | Path, lines: int, max_bytes: int) -> int:
     """Where the last so many lines of a file of strangers begin, as far back as so many bytes show them."""
     with contextlib.suppress(OSError):
         size = Path(path).stat(follow_symlinks=False).st_size
-        start = max(0, size - most)
-        data = read_file(path, start, most)
-        at = len(data) - data.endswith(b"\n")
+        start = max(0, size - max_bytes)
+        data = read_untrusted_file(path, start, max_bytes)
+        offset = len(data) - data.endswith(b"\n")
         for _ in range(lines):
-            at = data.rfind(b"\n", 0, at)
-            if at < 0:
+            offset = data.rfind(b"\n", 0, offset)
+            if offset < 0:
                 # Its beginning is not in sight: the first whole line is the first.
                 return start + data.find(b"\n") + 1 if start else 0
-        return start + at + 1
+        return start + offset + 1
     return 0
 
 
-def data_extent(path: str | Path, start: int) -> tuple[int, int, int]:
+def find_data_extent(path: str | Path, start: int) -> tuple[int, int, int]:
     """(where the next bytes at or after `start` lie that are in no hole of the file, where the next hole begins, the
     file's size). A file that is not there has no bytes."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return start, start, 0
     size = start
     try:
-        size = os.fstat(file).st_size
+        size = os.fstat(fd).st_size
         if start >= size:
             return start, start, size
-        begin = os.lseek(file, start, os.SEEK_DATA)
-        return begin, os.lseek(file, begin, os.SEEK_HOLE), size
+        data_start = os.lseek(fd, start, os.SEEK_DATA)
+        return data_start, os.lseek(fd, data_start, os.SEEK_HOLE), size
     except OSError:  # a hole up to the end
         return size, size, size
     finally:
-        os.close(file)
+        os.close(fd)
 
 
-def read_file(path: str | Path, start: int, most: int) -> bytes:
+def read_untrusted_file(path: str | Path, start: int, max_bytes: int) -> bytes:
     """Bytes of a plain file that somebody else may have put there; nothing where there is none."""
     try:
         # A link would lead out of the folder, and a pipe would hold us.
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            found = os.fstat(file)
+            file_status = os.fstat(fd)
             # Room for all that might be there would be made, and taken away, every time. Files of the kernel say 0.
-            most = min(most, max(found.st_size - start, _LEAST))
-            return os.pread(file, most, start) if stat.S_ISREG(found.st_mode) else b""
+            max_bytes = min(max_bytes, max(file_status.st_size - start, _MIN_READ_BYTES))
+            return os.pread(fd, max_bytes, start) if stat.S_ISREG(file_status.st_mode) else b""
         finally:
-            os.close(file)
+            os.close(fd)
     except OSError:
         return b""
 
 
-def file_name(writer: str, part: int) -> str:
+def format_part_name(writer: str, part: int) -> str:
     """What a part of a writer's outbox is called."""
     return f"{writer}.{part}.jsonl" if part else f"{writer}.jsonl"
 
 
-def parts_of(folder: str | Path, writer: str) -> list[int]:
+def list_part_numbers(folder: str | Path, writer: str) -> list[int]:
     """The parts a writer has in a folder, oldest first."""
-    return sorted(_writers(folder).get(writer, []))
+    return sorted(_list_part_numbers(folder).get(writer, []))
 
 
-def _places(after: str) -> dict[str, tuple[int, int]]:
+def _parse_cursor(after: str) -> dict[str, tuple[int, int]]:
     if not after:
         return {}
     try:
@@ -105,34 +107,34 @@ def _places(after: str) -> dict[str, tuple[int, int]]:
         raise Invalid("this is no cursor of an outbox", "begin again without one") from None
 
 
-def _writers(folder: str | Path) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+def _list_part_numbers(folder: str | Path) -> dict[str, list[int]]:
+    parts_by_writer: dict[str, list[int]] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
-            if match := _FILE.fullmatch(entry.name):
-                found.setdefault(match[1], []).append(int(match[2] or 0))
-    return found
+            if match := _PART_FILE_PATTERN.fullmatch(entry.name):
+                parts_by_writer.setdefault(match[1], []).append(int(match[2] or 0))
+    return parts_by_writer
 
 
-def _read_writer(
-    folder: str | Path, writer: str, parts: list[int], place: tuple[int, int], facts: Facts
+def _read_writer_facts(
+    folder: str | Path, writer: str, parts: list[int], position: tuple[int, int], facts: Facts
 ) -> tuple[int, int]:
-    part, start = place
-    for here in [one for one in parts if one >= part]:
-        part, start = here, start if here == part else 0
-        data = read_file(f"{folder}/{file_name(writer, part)}", start, _CHUNK)
-        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == _CHUNK else 0)
-        facts.extend(_parse(data[:whole]))
-        start += whole
-        if len(data) == _CHUNK:
+    part, start = position
+    for part_number in [part_number_candidate for part_number_candidate in parts if part_number_candidate >= part]:
+        part, start = part_number, start if part_number == part else 0
+        data = read_untrusted_file(f"{folder}/{format_part_name(writer, part)}", start, _MAX_READ_BYTES)
+        complete_bytes = data.rfind(b"\n") + 1 or (len(data) if len(data) == _MAX_READ_BYTES else 0)
+        facts.extend(_parse_facts(data[:complete_bytes]))
+        start += complete_bytes
+        if len(data) == _MAX_READ_BYTES:
             break
     return part, start
 
 
-def _parse(data: bytes) -> Facts:
-    found: Facts = []
+def _parse_facts(data: bytes) -> Facts:
+    facts: Facts = []
     for line in data.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(fact := json.loads(line), dict):
-                found.append(fact)
-    return found
+                facts.append(fact)
+    return facts

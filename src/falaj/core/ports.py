@@ -10,7 +10,7 @@ from falaj.core.data import dataclass
 from falaj.core.errors import FalajError
 
 
-class Key(NamedTuple):
+class RecordKey(NamedTuple):
     """The primary key of a record. A version of "" is the one mutable record of that name."""
 
     tenant: str
@@ -21,10 +21,10 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StoredRow:
     """A record as stores keep it: the body is ciphertext, `cell` and `terms` are what queries may name."""
 
-    key: Key
+    key: RecordKey
     rev: int
     cell: str
     body: bytes
@@ -42,7 +42,7 @@ class EventRow(NamedTuple):
     zone: str
     verb: str
     actor: str
-    subject: Key
+    subject: RecordKey
     at: float
     request: str
     leaf: bytes
@@ -55,7 +55,7 @@ class EventRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class RecordQuery:
     """What `find` may ask; every field is an index. `cells` None means no scope (only the house itself asks so)."""
 
     tenant: str
@@ -73,42 +73,42 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RowPage:
     """A page of rows and the cursor of the next page, empty at the end."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[StoredRow, ...]
     next: str = ""
 
 
-class Txn(Protocol):
+class StoreTransaction(Protocol):
     """One transaction. Reads see one snapshot; writes are all or nothing, durable when `commit` returns."""
 
-    def get(self, key: Key) -> Row | None: ...
-    def find(self, query: Query) -> Found: ...
+    def get(self, key: RecordKey) -> StoredRow | None: ...
+    def find(self, query: RecordQuery) -> RowPage: ...
     def cells(self, tenant: str, kind: str) -> frozenset[str]:
         """The distinct cells of a tenant's records of one kind."""
         ...
 
-    def put(self, row: Row, rev: int) -> None:
-        """Write `row` over revision `rev` (0: it must not exist), or Stale."""
+    def put(self, row: StoredRow, rev: int) -> None:
+        """Write `row` over revision `rev` (0: it must not exist), or StaleRevision."""
         ...
 
-    def delete(self, key: Key, rev: int) -> None: ...
+    def delete(self, key: RecordKey, rev: int) -> None: ...
     def append(self, events: Sequence[EventRow]) -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
 
 
-class Store(Protocol):
+class LedgerStore(Protocol):
     """Small facts, transactional."""
 
-    def begin(self, write: bool) -> Txn: ...
+    def begin(self, write: bool) -> StoreTransaction: ...
     def events(
-        self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **where: str
+        self, after: str = "", *, tenant: str = "", zone: str = "", limit: int = 1000, **filters: str
     ) -> list[EventRow]:
         """The log after a cursor, never skipping what commits late.
 
-        `where` may name: id, verb, actor, request, kind, project, name, version. A verb may be several, with blanks
+        `filters` may name: id, verb, actor, request, kind, project, name, version. A verb may be several, with blanks
         between; `inputs`, whatever it says, asks for events that have some.
         """
         ...
@@ -134,7 +134,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class TellsTime(Protocol):
+class SupportsRemoteTime(Protocol):
     """A store on another machine that says what its clock shows."""
 
     def remote_time(self) -> float:
@@ -143,43 +143,43 @@ class TellsTime(Protocol):
 
 
 @runtime_checkable
-class CanGroup(Protocol):
+class SupportsGroupCommit(Protocol):
     """A store that can make many transactions durable at once."""
 
-    def group(self) -> "Group": ...
-    def look(self) -> Txn:
+    def group(self) -> "CommitGroup": ...
+    def look(self) -> StoreTransaction:
         """A snapshot of what is committed now, also inside a group, whose own may be older."""
         ...
 
 
 @runtime_checkable
-class CanReadAhead(Protocol):
+class SupportsPrefetch(Protocol):
     """A store that can be told what a group is about to read, and then reads all of it at once."""
 
-    def ahead(self, keys: Sequence["Key"]) -> None:
+    def ahead(self, keys: Sequence["RecordKey"]) -> None:
         """Say what the group of this thread will ask for; nothing is read before somebody does. A transaction that
-        asks for more than that may find it changed: Stale."""
+        asks for more than that may find it changed: StaleRevision."""
         ...
 
 
 @runtime_checkable
-class CanTellAside(Protocol):
+class SupportsAsyncCommit(Protocol):
     """A store that can make what an event loop tells durable without having it wait."""
 
-    def courier(self) -> "Courier": ...
+    def courier(self) -> "AsyncCommitter": ...
 
 
-class Group(Protocol):
+class CommitGroup(Protocol):
     """While entered, commits on this thread wait; leaving makes them all durable, or raises for all of them."""
 
-    def __enter__(self) -> "Group": ...
+    def __enter__(self) -> "CommitGroup": ...
     def __exit__(self, *exc: object) -> None: ...
     def fail(self, error: FalajError) -> None:
         """Have leaving it raise this, and make nothing durable."""
         ...
 
 
-class Courier(Protocol):
+class AsyncCommitter(Protocol):
     """Carries groups of an event loop to a store. All but `open` and `fetch` is for the thread of that event loop."""
 
     def open(self) -> None:
@@ -197,26 +197,26 @@ class Courier(Protocol):
         """Whether a group can be sent now."""
         ...
 
-    def at_hand(self, keys: Sequence["Key"]) -> bool:
+    def at_hand(self, keys: Sequence["RecordKey"]) -> bool:
         """Whether a group could look at these without asking anybody."""
         ...
 
-    def fetch(self, keys: Sequence["Key"]) -> None:
+    def fetch(self, keys: Sequence["RecordKey"]) -> None:
         """Have these at hand. From any thread; this may take its time."""
         ...
 
-    def group(self) -> Group:
+    def group(self) -> CommitGroup:
         """A group of transactions that change no record but those that they looked at. One that asks for what is not at
-        hand ends with Stale."""
+        hand ends with StaleRevision."""
         ...
 
-    def send(self, done: Callable[[FalajError | None], None]) -> None:
-        """Make the group that was left last durable, and call back: with the reason where it is not. Stale: nothing of
-        it happened."""
+    def send(self, on_done: Callable[[FalajError | None], None]) -> None:
+        """Make the group that was left last durable, and call back: with the reason where it is not. StaleRevision:
+        nothing of it happened."""
         ...
 
 
-TABLES: Mapping[str, tuple[str, ...]] = {
+LEDGER_TABLES: Mapping[str, tuple[str, ...]] = {
     "records": ("tenant", "kind", "project", "name", "version", "rev", "cell", "body", "at", "terms"),
     "events": (
         *("epoch", "xid", "seq", "id", "tenant", "zone", "verb", "actor", "kind", "project", "name", "version"),
@@ -228,7 +228,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 
 
 @runtime_checkable
-class CanCopy(Protocol):
+class SupportsDump(Protocol):
     """A store that gives out all it holds, and takes it back."""
 
     def dump(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -259,7 +259,7 @@ class LedgerFile(Protocol):
 
 
 @runtime_checkable
-class CanAdopt(Protocol):
+class SupportsFileRestore(Protocol):
     """A store that is a file, and can be copied as one: faster by far than row by row."""
 
     def snapshot(self) -> AbstractContextManager[LedgerFile]:
@@ -267,33 +267,37 @@ class CanAdopt(Protocol):
         ...
 
     def adopt(
-        self, fill: Callable[[int], object], look: Callable[[LedgerFile], None], ready: Callable[[], None]
+        self,
+        write_file: Callable[[int], object],
+        check_file: Callable[[LedgerFile], None],
+        wait_until_ready: Callable[[], None],
     ) -> None:
-        """Take a file that `snapshot` made into an empty store (Conflict otherwise), all or nothing. `fill` writes it
-        into an open file, `look` checks and may change it; nothing is taken before `ready` returned."""
+        """Take a file that `snapshot` made into an empty store (Conflict otherwise), all or nothing. `write_file`
+        writes it into an open file, `check_file` checks and may change it; nothing is taken before `wait_until_ready`
+        returned."""
         ...
 
 
 @runtime_checkable
-class CanPour(Protocol):
+class SupportsFileCopy(Protocol):
     """A store of blobs whose objects are files of this machine."""
 
-    def pour(self, key: str, file: int) -> int:
+    def pour(self, key: str, fd: int) -> int:
         """A whole object into an open file, from file to file inside the kernel; gives the size."""
         ...
 
 
 @runtime_checkable
-class Poured(Protocol):
+class FileWritable(Protocol):
     """Chunks for `put` that would rather write themselves into the file, and check there what they wrote."""
 
-    def pour(self, file: int) -> int:
+    def pour(self, fd: int) -> int:
         """All of them into a file that is open for both; gives the size."""
         ...
 
 
 @runtime_checkable
-class CanBundle(Protocol):
+class SupportsEventBundles(Protocol):
     """A store that keeps events sealed together once, instead of once for each."""
 
     def bundles(self, after: str, *, tenant: str, zone: str, limit: int) -> Iterator[tuple[str, list[EventRow]]]:
@@ -303,14 +307,14 @@ class CanBundle(Protocol):
 
 
 @runtime_checkable
-class CanWatch(Protocol):
+class SupportsCommitWatch(Protocol):
     """A store that can tell of commits made by other processes."""
 
     def watch(self, callback: Callable[[], None]) -> None: ...
 
 
 @runtime_checkable
-class CanPoll(Protocol):
+class SupportsSharedPolling(Protocol):
     """A store whose pollers share what they learn, so that many of them cost it hardly more than one."""
 
     def polling(self) -> AbstractContextManager[None]:
@@ -318,7 +322,7 @@ class CanPoll(Protocol):
         ...
 
 
-class Standing(NamedTuple):
+class SchemaStatus(NamedTuple):
     """A store as a program finds it: how far its schema is, and who works with it."""
 
     schema: int
@@ -334,24 +338,24 @@ class Standing(NamedTuple):
 
 
 @runtime_checkable
-class CanJoin(Protocol):
+class SupportsSchemaUpgrade(Protocol):
     """A store that programs of neighbouring versions share. Opened with the option `settle` false it is not changed."""
 
-    def standing(self, now: float) -> Standing: ...
+    def standing(self, now: float) -> SchemaStatus: ...
     def settle(self, now: float) -> None:
         """Take what steps may be taken now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class ObjectStat:
     """What a blob store knows of one object."""
 
     key: str
     size: int
 
 
-class Blobs(Protocol):
+class ObjectStore(Protocol):
     """Large immutable bytes by key (letters, digits, `-`, `_` and `/` only, made by us, never by a client)."""
 
     def put(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
@@ -362,14 +366,14 @@ class Blobs(Protocol):
         ...
 
     def open(self, key: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]: ...
-    def stat(self, keys: Iterable[str]) -> dict[str, Stat]: ...
-    def list(self, prefix: str = "") -> Iterator[Stat]: ...
+    def stat(self, keys: Iterable[str]) -> dict[str, ObjectStat]: ...
+    def list(self, prefix: str = "") -> Iterator[ObjectStat]: ...
     def delete(self, key: str) -> None: ...
     def close(self) -> None: ...
 
 
 @runtime_checkable
-class CanProbe(Protocol):
+class SupportsProbe(Protocol):
     """A backend that can say cheaply, and within about a second, whether it can be used."""
 
     def probe(self) -> None:
@@ -377,7 +381,7 @@ class CanProbe(Protocol):
         ...
 
 
-class Block(NamedTuple):
+class SeriesBlock(NamedTuple):
     """Measurements or lines as series keep them: `data` is ciphertext, all else stands in the clear."""
 
     tenant: str
@@ -399,27 +403,28 @@ class Block(NamedTuple):
     """False for what `changes` need not tell of."""
 
 
-class Series(Protocol):
+class SeriesStore(Protocol):
     """Append-only measurements and log lines, in blocks. Nothing acknowledged is ever lost."""
 
-    def append(self, blocks: Sequence[Block]) -> None:
+    def append(self, blocks: Sequence[SeriesBlock]) -> None:
         """Add blocks, of any series, all or nothing; durable on return. One whose id is there already is left out."""
         ...
 
     def read(
-        self, tenant: str, series: Sequence[str], shelf: str, low: str = "", limit: int = 1_000_000
-    ) -> list[Block]:
-        """Blocks of a shelf whose `high` is not below `low`, ordered by series, low, high, id; from one snapshot."""
+        self, tenant: str, series: Sequence[str], tier: str, from_position: str = "", limit: int = 1_000_000
+    ) -> list[SeriesBlock]:
+        """Blocks of a shelf whose `high` is not below `from_position`, ordered by series, low, high, id; from one
+        snapshot."""
         ...
 
-    def changes(self, tenant: str, after: str = "") -> tuple[list[Block], str]:
+    def changes(self, tenant: str, after: str = "") -> tuple[list[SeriesBlock], str]:
         """What was added since a cursor and is still there, and the cursor of now; from nothing, only the cursor.
 
         Nothing that commits late is skipped; therefore a block may be told more than once.
         """
         ...
 
-    def swap(self, tenant: str, series: str, gone: Sequence[str], blocks: Sequence[Block]) -> bool:
+    def swap(self, tenant: str, series: str, removed_ids: Sequence[str], new_blocks: Sequence[SeriesBlock]) -> bool:
         """Put blocks in the place of others, all or nothing; False, and nothing happened, when one of them is gone."""
         ...
 
@@ -427,11 +432,11 @@ class Series(Protocol):
         """Remove a series whole."""
         ...
 
-    def expire(self, tenant: str, prefix: str, before: float) -> int:
+    def expire(self, tenant: str, prefix: str, written_before: float) -> int:
         """Remove the blocks written before a moment of all series whose name begins so; gives how many."""
         ...
 
-    def dump(self) -> Iterator[Block]:
+    def dump(self) -> Iterator[SeriesBlock]:
         """Every block of everybody, from one snapshot; whoever appends goes on."""
         ...
 
@@ -439,15 +444,15 @@ class Series(Protocol):
 
 
 @runtime_checkable
-class CanRide(Protocol):
+class SupportsTransactionalAppend(Protocol):
     """A series that may lie in the ledger's own database."""
 
-    def ride(self, blocks: Sequence[Block], txn: Txn) -> bool:
+    def ride(self, blocks: Sequence[SeriesBlock], transaction: StoreTransaction) -> bool:
         """Have blocks written and committed with this transaction; False, and nothing happened, where they cannot."""
         ...
 
 
-class OnlineReaders(Protocol):
+class SupportsOnlineReaders(Protocol):
     """Who may read an online store beside the platform: replicas of its tenant."""
 
     def admit_reader(self, password_digest: str) -> str:
@@ -462,9 +467,10 @@ class OnlineReaders(Protocol):
         ...
 
 
-class Online(OnlineReaders, Protocol):
-    """The newest row of features by key, in spaces. Of a row it knows the first 24 bytes: its rank (core/online.py),
-    which orders the rows of one key. Whatever order rows arrive in, repeated or late, the same one stands.
+class OnlineStore(SupportsOnlineReaders, Protocol):
+    """The newest row of features by key, in spaces. Of a row it knows the first 24 bytes: its rank
+    (core/online_rows.py), which orders the rows of one key. Whatever order rows arrive in, repeated or late, the same
+    one stands.
     """
 
     def put(self, space: str, rows: Sequence[tuple[bytes, bytes]], now_us: int) -> int:
@@ -474,8 +480,8 @@ class Online(OnlineReaders, Protocol):
         """
         ...
 
-    def get(self, asks: Sequence[tuple[str, Sequence[bytes]]]) -> list[list[bytes | None]]:
-        """What lies under keys of several spaces, in one round trip: cells as core/online.py packs them."""
+    def get(self, requests: Sequence[tuple[str, Sequence[bytes]]]) -> list[list[bytes | None]]:
+        """What lies under keys of several spaces, in one round trip: cells as core/online_rows.py packs them."""
         ...
 
     def scan(self, space: str, after: bytes | None = None, limit: int = 10_000) -> list[tuple[bytes, bytes]]:
@@ -495,7 +501,7 @@ class Online(OnlineReaders, Protocol):
 
 
 @runtime_checkable
-class CanPin(Protocol):
+class SupportsPinning(Protocol):
     """Blobs with a cache before them, where some can be kept for good."""
 
     def pin(self, keys: Iterable[str]) -> None: ...
@@ -503,19 +509,19 @@ class CanPin(Protocol):
 
 
 @runtime_checkable
-class KeepsOut(Protocol):
+class RemoteZoneObjects(Protocol):
     """Blobs that nobody reads or writes from here: they lie with the agent of their zone, who has their keys."""
 
     def refusal(self) -> FalajError:
         """Why not, and where to go."""
         ...
 
-    def look(self, given: Mapping[str, Any]) -> Any:
+    def look(self, inspection: Mapping[str, Any]) -> Any:
         """What the agent finds in the files of a tree; nothing of them comes along."""
         ...
 
 
-class Shut:
+class RemoteZoneObjectsBase:
     """What such blobs share wherever they lie: no byte is written or read from here."""
 
     def refusal(self) -> FalajError:
@@ -531,7 +537,7 @@ class Shut:
         raise self.refusal()
 
 
-class Identity(Protocol):
+class IdentityProvider(Protocol):
     """Who a bearer token is."""
 
     def whois(self, token: str, now: float) -> Actor | None:
@@ -541,7 +547,7 @@ class Identity(Protocol):
     def close(self) -> None: ...
 
 
-class Secrets(Protocol):
+class RootKeyProvider(Protocol):
     """The holder of root keys. Root key material never leaves it; zone keys are wrapped under it."""
 
     def wrap(self, name: str, key: bytes, context: bytes) -> bytes:
@@ -557,7 +563,7 @@ class Secrets(Protocol):
 
 
 @runtime_checkable
-class CanRetire(Protocol):
+class SupportsKeyRetirement(Protocol):
     """A holder of root keys that can end old versions."""
 
     def newest(self, name: str) -> int:
@@ -568,19 +574,19 @@ class CanRetire(Protocol):
         """The version of the root key that these bytes are wrapped under."""
         ...
 
-    def retire(self, name: str, below: int) -> None:
-        """Make every version under `below` useless for ever, never the newest."""
+    def retire(self, name: str, below_version: int) -> None:
+        """Make every version under `below_version` useless for ever, never the newest."""
         ...
 
 
-class Cipher(Protocol):
+class RecordCipher(Protocol):
     """What the ledger needs of key keeping."""
 
     def seal(self, tenant: str, zone: str, data: bytes, aad: bytes) -> bytes: ...
-    def unseal(self, tenant: str, zone: str, sealed: bytes, aad: bytes) -> bytes: ...
+    def unseal(self, tenant: str, zone: str, ciphertext: bytes, aad: bytes) -> bytes: ...
 
 
-def open_url(url: str) -> tuple[str, str]:
+def split_backend_url(url: str) -> tuple[str, str]:
     """Split a backend address into scheme and rest."""
     scheme, _, rest = url.partition(":")
     return scheme, rest

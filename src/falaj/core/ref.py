@@ -5,12 +5,12 @@ from functools import lru_cache, total_ordering
 
 from falaj.core.errors import Invalid
 
-_KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
-_PROJECT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_PINNED = re.compile(r"[vr][1-9][0-9]{0,17}")
-_ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,62}")
-_HINT = "write kind:project/name or kind:project/name@version, for example dataset:fraud/transactions@v3"
+_KIND_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_PROJECT_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_PINNED_VERSION_PATTERN = re.compile(r"[vr][1-9][0-9]{0,17}")
+_ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+_FORMAT_HINT = "write kind:project/name or kind:project/name@version, for example dataset:fraud/transactions@v3"
 
 
 @total_ordering
@@ -23,17 +23,21 @@ class Ref:
     __slots__ = ("_text", "kind", "name", "project", "version")
 
     def __init__(self, kind: str, project: str, name: str, version: str = "") -> None:
-        for part, rule, value in (("kind", _KIND, kind), ("project", _PROJECT, project), ("name", _NAME, name)):
-            if not rule.fullmatch(value):
-                raise Invalid(f"{value[:80]!r} is not a {part} of a reference", _HINT)
-        if version and not (_PINNED.fullmatch(version) or _ALIAS.fullmatch(version)):
-            raise Invalid(f"{version[:80]!r} is not a version", _HINT)
-        put = object.__setattr__
-        put(self, "kind", kind)
-        put(self, "project", project)
-        put(self, "name", name)
-        put(self, "version", version)
-        put(self, "_text", f"{kind}:{project}/{name}@{version}" if version else f"{kind}:{project}/{name}")
+        for part, pattern, value in (
+            ("kind", _KIND_PATTERN, kind),
+            ("project", _PROJECT_PATTERN, project),
+            ("name", _NAME_PATTERN, name),
+        ):
+            if not pattern.fullmatch(value):
+                raise Invalid(f"{value[:80]!r} is not a {part} of a reference", _FORMAT_HINT)
+        if version and not (_PINNED_VERSION_PATTERN.fullmatch(version) or _ALIAS_PATTERN.fullmatch(version)):
+            raise Invalid(f"{version[:80]!r} is not a version", _FORMAT_HINT)
+        set_attribute = object.__setattr__
+        set_attribute(self, "kind", kind)
+        set_attribute(self, "project", project)
+        set_attribute(self, "name", name)
+        set_attribute(self, "version", version)
+        set_attribute(self, "_text", f"{kind}:{project}/{name}@{version}" if version else f"{kind}:{project}/{name}")
 
     kind: str
     project: str
@@ -62,7 +66,7 @@ class Ref:
     @property
     def pinned(self) -> bool:
         """True when this names the same bytes for ever."""
-        return _PINNED.fullmatch(self.version) is not None
+        return _PINNED_VERSION_PATTERN.fullmatch(self.version) is not None
 
     def at(self, version: str) -> "Ref":
         """The same thing at another version."""
@@ -80,25 +84,25 @@ class Ref:
     def known(kind: str, project: str, name: str, version: str) -> "Ref":
         """A reference whose parts have been a reference before, as those of a record have: nothing is checked again."""
         ref = object.__new__(Ref)
-        put = object.__setattr__
-        put(ref, "kind", kind)
-        put(ref, "project", project)
-        put(ref, "name", name)
-        put(ref, "version", version)
-        put(ref, "_text", f"{kind}:{project}/{name}@{version}" if version else f"{kind}:{project}/{name}")
+        set_attribute = object.__setattr__
+        set_attribute(ref, "kind", kind)
+        set_attribute(ref, "project", project)
+        set_attribute(ref, "name", name)
+        set_attribute(ref, "version", version)
+        set_attribute(ref, "_text", f"{kind}:{project}/{name}@{version}" if version else f"{kind}:{project}/{name}")
         return ref
 
     @staticmethod
     def parse(text: "str | Ref") -> "Ref":
         """Read a reference as people write it."""
-        return text if isinstance(text, Ref) else _parse(text)
+        return text if isinstance(text, Ref) else _parse_ref(text)
 
 
 @lru_cache(maxsize=4096)
-def _parse(text: str) -> Ref:
-    head, at, version = text.partition("@")
-    kind, colon, rest = head.partition(":")
-    project, slash, name = rest.partition("/")
-    if not colon or not slash or (at and not version):
-        raise Invalid(f"{text[:200]!r} is not a reference", _HINT)
+def _parse_ref(text: str) -> Ref:
+    name_part, at_sign, version = text.partition("@")
+    kind, colon, project_and_name = name_part.partition(":")
+    project, slash, name = project_and_name.partition("/")
+    if not colon or not slash or (at_sign and not version):
+        raise Invalid(f"{text[:200]!r} is not a reference", _FORMAT_HINT)
     return Ref(kind, project, name, version)

@@ -11,7 +11,7 @@ from falaj.core.errors import Invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsSettings:
     """Certificates. Needed on any address but loopback."""
 
     cert: str = ""
@@ -23,7 +23,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Oidc:
+class OidcSettings:
     """The enterprise's identity provider."""
 
     issuer: str = ""
@@ -49,7 +49,7 @@ class Oidc:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one caller may take."""
 
     body_bytes: int = 4_194_304
@@ -67,7 +67,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class WebhookSettings:
     """Where events may be sent to."""
 
     private: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class MailSettings:
     """How mail leaves."""
 
     server: str = ""
@@ -89,7 +89,7 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
-class Backup:
+class BackupSettings:
     """Copies of everything, made by the platform itself."""
 
     to: str = ""
@@ -104,7 +104,7 @@ class Backup:
 
 
 @dataclass(frozen=True, slots=True)
-class Timestamp:
+class TimestampSettings:
     """Trusted time for the audit log: an RFC 3161 server dates checkpoints."""
 
     server: str = ""
@@ -170,13 +170,13 @@ class Settings:
     schedule: Mapping[str, str] = field(default_factory=dict)
     """How the scheduler is tuned, by the names of its knobs (docs/queues.md); best left alone."""
     """At most so long after an event is it under a signed checkpoint."""
-    tls: Tls = field(default_factory=Tls)
-    oidc: Oidc = field(default_factory=Oidc)
-    limits: Limits = field(default_factory=Limits)
-    hooks: Hooks = field(default_factory=Hooks)
-    mail: Mail = field(default_factory=Mail)
-    backup: Backup = field(default_factory=Backup)
-    timestamp: Timestamp = field(default_factory=Timestamp)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    oidc: OidcSettings = field(default_factory=OidcSettings)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    hooks: WebhookSettings = field(default_factory=WebhookSettings)
+    mail: MailSettings = field(default_factory=MailSettings)
+    backup: BackupSettings = field(default_factory=BackupSettings)
+    timestamp: TimestampSettings = field(default_factory=TimestampSettings)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each value that is not the default came from."""
 
@@ -188,8 +188,8 @@ class Settings:
     @property
     def series_url(self) -> str:
         """The address of measurements, chosen by where the ledger lies when none is set."""
-        beside = self.store if self.store.startswith("postgresql:") else "sqlite:{home}/series.db"
-        return self.at(self.series or beside)
+        default_url = self.store if self.store.startswith("postgresql:") else "sqlite:{home}/series.db"
+        return self.at(self.series or default_url)
 
     def at(self, url: str) -> str:
         """The address with {home} filled in."""
@@ -202,25 +202,32 @@ def read_settings(
     """Lay the three sources over the defaults, the later one winning, and remember where each value came from."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    known = dict(_paths(Settings))
+    setting_types = dict(_list_setting_types(Settings))
     layers: list[tuple[str, dict[str, Any]]] = [
-        (file_name, _flatten(file, known)),
-        ("environment", {k: env[e] for k in known if (e := "FALAJ_" + k.upper().replace(".", "_")) in env}),
-        ("argument", {k: v for k, v in overrides.items() if v is not None}),
+        (file_name, _flatten_tree(file, setting_types)),
+        (
+            "environment",
+            {
+                path_name: env[variable]
+                for path_name in setting_types
+                if (variable := "FALAJ_" + path_name.upper().replace(".", "_")) in env
+            },
+        ),
+        ("argument", {path_name: override for path_name, override in overrides.items() if override is not None}),
     ]
     for source, layer in layers:
         for path, value in layer.items():
-            if path not in known:
+            if path not in setting_types:
                 raise Invalid(f"{source} sets {path}, which is no setting", "run: falaj settings, for the list")
-            values[path] = _coerce(path, known[path], value, source)
+            values[path] = _coerce_value(path, setting_types[path], value, source)
             sources[path] = source
-    return typing.cast(Settings, _build(Settings, "", values, sources))
+    return typing.cast(Settings, _build_section(Settings, "", values, sources))
 
 
-def listing(settings: Settings) -> list[tuple[str, Any, str]]:
+def list_settings(settings: Settings) -> list[tuple[str, Any, str]]:
     """Each setting with its value and where it came from."""
     rows = []
-    for path, _ in _paths(Settings):
+    for path, _ in _list_setting_types(Settings):
         value: Any = settings
         for part in path.split("."):
             value = getattr(value, part)
@@ -228,35 +235,37 @@ def listing(settings: Settings) -> list[tuple[str, Any, str]]:
     return rows
 
 
-_hints = cache(typing.get_type_hints)
+_get_type_hints = cache(typing.get_type_hints)
 
 
-def _paths(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
-    hints = _hints(cls)
-    found: list[tuple[str, Any]] = []
-    for item in fields(cls):
-        if item.name == "sources":
+def _list_setting_types(cls: type, prefix: str = "") -> list[tuple[str, Any]]:
+    hints = _get_type_hints(cls)
+    setting_types: list[tuple[str, Any]] = []
+    for setting_field in fields(cls):
+        if setting_field.name == "sources":
             continue
-        if is_dataclass(hints[item.name]):
-            found += _paths(typing.cast(type, hints[item.name]), f"{prefix}{item.name}.")
+        if is_dataclass(hints[setting_field.name]):
+            setting_types += _list_setting_types(
+                typing.cast(type, hints[setting_field.name]), f"{prefix}{setting_field.name}."
+            )
         else:
-            found.append((prefix + item.name, hints[item.name]))
-    return found
+            setting_types.append((prefix + setting_field.name, hints[setting_field.name]))
+    return setting_types
 
 
-def _flatten(tree: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_tree(tree: Mapping[str, Any], setting_types: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         path = prefix + name
-        if isinstance(value, Mapping) and path not in known:
-            flat.update(_flatten(value, known, path + "."))
+        if isinstance(value, Mapping) and path not in setting_types:
+            flat.update(_flatten_tree(value, setting_types, path + "."))
         else:
             flat[path] = value
     return flat
 
 
-def _coerce(path: str, kind: Any, value: Any, source: str) -> Any:
-    origin = typing.get_origin(kind) or kind
+def _coerce_value(path: str, expected_type: Any, value: Any, source: str) -> Any:
+    origin = typing.get_origin(expected_type) or expected_type
     try:
         if origin is bool and isinstance(value, str):
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
@@ -278,13 +287,15 @@ def _coerce(path: str, kind: Any, value: Any, source: str) -> Any:
         ) from error
 
 
-def _build(cls: type, prefix: str, values: Mapping[str, Any], sources: Mapping[str, str]) -> Any:
-    hints = _hints(cls)
-    chosen: dict[str, Any] = {"sources": sources} if cls is Settings else {}
-    for item in fields(cls):
-        path = prefix + item.name
-        if is_dataclass(hints[item.name]):
-            chosen[item.name] = _build(typing.cast(type, hints[item.name]), path + ".", values, sources)
+def _build_section(cls: type, prefix: str, values: Mapping[str, Any], sources: Mapping[str, str]) -> Any:
+    hints = _get_type_hints(cls)
+    field_values: dict[str, Any] = {"sources": sources} if cls is Settings else {}
+    for setting_field in fields(cls):
+        path = prefix + setting_field.name
+        if is_dataclass(hints[setting_field.name]):
+            field_values[setting_field.name] = _build_section(
+                typing.cast(type, hints[setting_field.name]), path + ".", values, sources
+            )
         elif path in values:
-            chosen[item.name] = values[path]
-    return cls(**chosen)
+            field_values[setting_field.name] = values[path]
+    return cls(**field_values)

@@ -4,6 +4,6 @@ What lives here: the chapters and how they are told. What does not: anything the
 same verbs as every user.
 """
 
-from falaj.demo.tell import main
+from falaj.demo.runner import main
 
 __all__ = ["main"]

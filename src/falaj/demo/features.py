@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.markup import escape
 
-from falaj.demo.ground import Chapter
-from falaj.demo.stage import Stage
+from falaj.demo.access_chapters import DemoChapter
+from falaj.demo.stage import DemoStage
 
-PEOPLE, DAYS, LARGE = 200, 60, 300.0
+PERSON_COUNT, DAY_COUNT, LARGE_PAYMENT = 200, 60, 300.0
 DEFINITIONS = '''"""Features of the bank's customers, for training and for serving."""
 from falaj.features import Entity, Feature, Rule, Service, Source, Window, col, view
 
@@ -31,105 +31,131 @@ payments = view(
 )
 scorer = Service("fraud/scorer", [account["balance"], payments], owner="amal", about="What the scorer asks for")
 '''  # noqa: E501
-INPUTS = ("balance", "sum_amount_7d", "count_1h", "max_amount_30d", "distinct_shop_1d")
+INPUT_NAMES = ("balance", "sum_amount_7d", "count_1h", "max_amount_30d", "distinct_shop_1d")
 
 
-def define(stage: Stage) -> str:
+def define_features(stage: DemoStage) -> str:
     """Apply, fill, push, build, read."""
-    lacking = [name for name in ("lmdb", "pyarrow") if find_spec(name) is None]
-    if lacking:
+    missing_packages = [name for name in ("lmdb", "pyarrow") if find_spec(name) is None]
+    if missing_packages:
         stage.say("[yellow]left out: pip install 'falaj\\[features]', then tell this chapter again[/yellow]")
-        return f"left out: no {lacking[0]}"
+        return f"left out: no {missing_packages[0]}"
     amal = stage.as_("amal", "fraud")
     _publish_accounts(stage, amal)
-    file = stage.home / "features.py"
-    file.write_text(DEFINITIONS)
-    for change in amal.features.apply(str(file)).changes:
+    definition_file = stage.home / "features.py"
+    definition_file.write_text(DEFINITIONS)
+    for change in amal.features.apply(str(definition_file)).changes:
         stage.say(f"{change.act:6} [bold]{change.ref}[/bold]")
-    filled = amal.features.materialize("service:fraud/scorer")
-    kept = amal.features.show("view:fraud/account").quarantined
-    stage.say(f"{filled[0].total:,} rows are online; {kept} broke a rule and are kept apart, none is lost")
-    done = amal.features.push("view:fraud/payments", _payments())
-    stage.say(f"{done.taken:,} payments pushed: durable, then readable, when the call returns")
-    made = amal.features.history(
-        str(_labels(stage.home)), "service:fraud/scorer", name="dataset:fraud/train", moment="at"
+    materialized = amal.features.materialize("service:fraud/scorer")
+    quarantined = amal.features.show("view:fraud/account").quarantined
+    stage.say(f"{materialized[0].total:,} rows are online; {quarantined} broke a rule and are kept apart, none is lost")
+    push_result = amal.features.push("view:fraud/payments", _make_payments())
+    stage.say(f"{push_result.taken:,} payments pushed: durable, then readable, when the call returns")
+    history = amal.features.history(
+        str(_write_labels(stage.home)), "service:fraud/scorer", name="dataset:fraud/train", moment="at"
     )
-    for name, found in list(made.found.items())[:3]:
-        stage.say(f"[dim]{name:18} {'  '.join(f'{status} {count:,}' for status, count in found.items())}[/dim]")
+    for name, status_counts in list(history.found.items())[:3]:
+        stage.say(f"[dim]{name:18} {'  '.join(f'{status} {count:,}' for status, count in status_counts.items())}[/dim]")
     stage.say(
-        f"a training set of {made.rows:,} rows, nothing in it from after its moment → [bold]{made.published}[/bold]"
+        f"a training set of {history.rows:,} rows, nothing in it from "
+        f"after its moment → [bold]{history.published}[/bold]"
     )
-    stage.made["train"] = made.published
-    return _read(stage, amal)
+    stage.made["train"] = history.published
+    return _read_online(stage, amal)
 
 
-def _read(stage: Stage, amal: Any) -> str:
-    who = {"customer_id": ["c7", "c8", "nobody"]}
-    began = time.perf_counter()
-    found = amal.features.read("service:fraud/scorer", who)
-    took = time.perf_counter() - began
-    for row, name in enumerate(who["customer_id"]):
-        shown = [(one, found.columns[one][row], found.statuses[one][row]) for one in INPUTS[:3]]
+def _read_online(stage: DemoStage, amal: Any) -> str:
+    entity_keys = {"customer_id": ["c7", "c8", "nobody"]}
+    started_at = time.perf_counter()
+    feature_rows = amal.features.read("service:fraud/scorer", entity_keys)
+    duration_s = time.perf_counter() - started_at
+    for row, name in enumerate(entity_keys["customer_id"]):
+        shown = [
+            (feature_name, feature_rows.columns[feature_name][row], feature_rows.statuses[feature_name][row])
+            for feature_name in INPUT_NAMES[:3]
+        ]
         values = ", ".join(
-            f"{one}={value:.6g}" if status == "PRESENT" else f"{one} {status.lower().replace('_', ' ')}"
-            for one, value, status in shown
+            f"{feature_name}={value:.6g}"
+            if status == "PRESENT"
+            else f"{feature_name} {status.lower().replace('_', ' ')}"
+            for feature_name, value, status in shown
         )
         stage.say(f"[cyan]{escape(name):7}[/cyan] {escape(values)}")
-    stage.say(f"over HTTP, through the guard, in {took * 1000:.1f} ms; the same numbers that the training set has")
-    return f"{len(found.columns)} features by one definition, offline and online"
+    stage.say(
+        f"over HTTP, through the guard, in {duration_s * 1000:.1f} ms; the same numbers that the training set has"
+    )
+    return f"{len(feature_rows.columns)} features by one definition, offline and online"
 
 
-def _publish_accounts(stage: Stage, amal: Any) -> None:
+def _publish_accounts(stage: DemoStage, amal: Any) -> None:
     """Daily balances; some become known late, one in a thousand breaks a rule."""
-    rng, folder, start = random.Random(5), stage.home / "accounts", _start()  # noqa: S311 # nosec B311 - a story
+    rng, folder, start = random.Random(5), stage.home / "accounts", _get_start_day()  # noqa: S311 # nosec B311 - a story
     folder.mkdir()
     with (folder / "accounts.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(["customer_id", "day", "loaded_at", "fils", "city"])
-        for day in range(DAYS):
-            for person in range(PEOPLE):
-                when = start + timedelta(days=day)
-                known = when + timedelta(hours=rng.choice((1, 1, 1, 60)))
+        writer = csv.writer(file)
+        writer.writerow(["customer_id", "day", "loaded_at", "fils", "city"])
+        for day in range(DAY_COUNT):
+            for person in range(PERSON_COUNT):
+                observed_at = start + timedelta(days=day)
+                loaded_at = observed_at + timedelta(hours=rng.choice((1, 1, 1, 60)))
                 fils = -1 if rng.random() < 0.001 else rng.randrange(1_000_000)
-                out.writerow(
-                    [f"c{person}", _said(when), _said(known), fils, rng.choice(("Dubai", "Abu Dhabi", "Ajman"))]
+                writer.writerow(
+                    [
+                        f"c{person}",
+                        _format_time(observed_at),
+                        _format_time(loaded_at),
+                        fils,
+                        rng.choice(("Dubai", "Abu Dhabi", "Ajman")),
+                    ]
                 )
     amal.catalog.publish("dataset:fraud/accounts", str(folder), label="AE-PDPL,sensitive,purpose=fraud")
 
 
-def _payments() -> list[dict[str, Any]]:
-    rng, start = random.Random(6), _start()  # noqa: S311 # nosec B311 - a story
+def _make_payments() -> list[dict[str, Any]]:
+    rng, start = random.Random(6), _get_start_day()  # noqa: S311 # nosec B311 - a story
     return [
         {
-            "customer_id": f"c{rng.randrange(PEOPLE)}",
-            "at": _said(start + timedelta(minutes=rng.randrange(DAYS * 1440))),
-            "amount": round(rng.expovariate(0.01), 2), "shop": f"s{rng.randrange(50)}",
+            "customer_id": f"c{rng.randrange(PERSON_COUNT)}",
+            "at": _format_time(start + timedelta(minutes=rng.randrange(DAY_COUNT * 1440))),
+            "amount": round(rng.expovariate(0.01), 2),
+            "shop": f"s{rng.randrange(50)}",
         }
         for _ in range(4000)
-    ]  # fmt: skip
+    ]
 
 
-def _labels(home: Path) -> Path:
+def _write_labels(home: Path) -> Path:
     """Moments of the past at which somebody said: fraud, or not. It mostly followed a large payment."""
-    large = [(one["customer_id"], one["at"]) for one in _payments() if one["amount"] > LARGE]
-    rng, start, file = random.Random(7), _start(), home / "labels.csv"  # noqa: S311 # nosec B311 - a story
+    large_payments = [
+        (entry["customer_id"], entry["at"]) for entry in _make_payments() if entry["amount"] > LARGE_PAYMENT
+    ]
+    rng, start, file = random.Random(7), _get_start_day(), home / "labels.csv"  # noqa: S311 # nosec B311 - a story
     with file.open("w", newline="") as out:
-        rows = csv.writer(out)
-        rows.writerow(["customer_id", "at", "fraud"])
+        writer = csv.writer(out)
+        writer.writerow(["customer_id", "at", "fraud"])
         for _ in range(2000):
-            who, when = f"c{rng.randrange(PEOPLE)}", start + timedelta(minutes=rng.randrange(5 * 1440, DAYS * 1440))
-            since, until = _said(when - timedelta(days=30)), _said(when)
-            hit = any(who == one and since < at <= until for one, at in large)
-            rows.writerow([who, until, int(rng.random() < (0.8 if hit else 0.05))])
+            customer_id, label_time = (
+                f"c{rng.randrange(PERSON_COUNT)}",
+                start + timedelta(minutes=rng.randrange(5 * 1440, DAY_COUNT * 1440)),
+            )
+            window_start, window_end = _format_time(label_time - timedelta(days=30)), _format_time(label_time)
+            follows_large_payment = any(
+                customer_id == entry and window_start < paid_at <= window_end for entry, paid_at in large_payments
+            )
+            writer.writerow([customer_id, window_end, int(rng.random() < (0.8 if follows_large_payment else 0.05))])
     return file
 
 
-def _start() -> datetime:
-    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=DAYS)
+def _get_start_day() -> datetime:
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=DAY_COUNT)
 
 
-def _said(when: datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+def _format_time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-CHAPTERS = [Chapter("One definition", "Right at every moment when training, the same numbers when serving.", define)]
+CHAPTERS = [
+    DemoChapter(
+        "One definition", "Right at every moment when training, the same numbers when serving.", define_features
+    )
+]

@@ -14,26 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from falaj.core.errors import FalajError, Unavailable
-from falaj.platform import connect
+from falaj.server import connect
 
-START_S = 60.0
+START_TIMEOUT_S = 60.0
 
 
-class Stage:
+class DemoStage:
     """What chapters share: where the platform answers, who is signed in, and what earlier chapters made."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self, show_text: Callable[[str], None]) -> None:
+        self.say = show_text
         self.home = Path(tempfile.mkdtemp(prefix="falaj-demo-"))
         self.url = ""
         self.made: dict[str, Any] = {}
         self._tokens: dict[str, str] = {}
-        self._open: list[Any] = []
+        self._clients: list[Any] = []
         self._server: subprocess.Popen[str] | None = None
 
     def start(self) -> float:
         """Start the server as a user would; gives the seconds until it was ready."""
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         command = [
             sys.executable,
             "-m",
@@ -49,23 +49,23 @@ class Stage:
         env = {**os.environ, "FALAJ_ZONE": "ae-dubai", "FALAJ_JURISDICTION": "AE", "FALAJ_INSTALLATION": "demo"}
         env |= {"FALAJ_GATEWAY": "127.0.0.1:0", "FALAJ_GATEWAY_GRPC": "127.0.0.1:0"}
         self._server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)  # noqa: S603 # nosec B603
-        said = self._listen()
-        self.url, self._tokens["admin"] = said
-        return time.perf_counter() - began
+        address_and_token = self._read_address()
+        self.url, self._tokens["admin"] = address_and_token
+        return time.perf_counter() - started_at
 
     def enroll(self, name: str, code: str) -> str:
         """Redeem an enrolment code as the person it is for; gives the approval that confirms the person's roles."""
         anonymous = connect(self.url)
-        self._open.append(anonymous)
+        self._clients.append(anonymous)
         issued = anonymous.people.enroll(code)
         self._tokens[name] = issued.token
         return str(issued.confirmation)
 
     def as_(self, name: str, purpose: str = "") -> Any:
         """The platform as this person sees it."""
-        platform = connect(self.url, token=self._tokens[name], purpose=purpose)
-        self._open.append(platform)
-        return platform
+        client = connect(self.url, token=self._tokens[name], purpose=purpose)
+        self._clients.append(client)
+        return client
 
     def token(self, name: str) -> str:
         """A person's token."""
@@ -75,10 +75,10 @@ class Stage:
         """What a client that is not ours sends as this person."""
         return {"authorization": f"Bearer {self._tokens[name]}"}
 
-    def refused(self, act: Callable[[], Any]) -> FalajError:
+    def refused(self, action: Callable[[], Any]) -> FalajError:
         """Run what must be refused, and give the refusal; that it is allowed would be the end of the story."""
         try:
-            act()
+            action()
         except FalajError as error:
             return error
         raise Unavailable("the platform allowed what it must refuse", "this is a bug: please report it")
@@ -86,9 +86,9 @@ class Stage:
     def close(self) -> None:
         """Stop the server and throw the folder away."""
         for endpoint in {"endpoint", "watched"} & self.made.keys():
-            self._let_go(self.made[endpoint])
-        for platform in self._open:
-            platform.close()
+            self._stop_endpoint(self.made[endpoint])
+        for client in self._clients:
+            client.close()
         if self._server is not None:
             self._server.terminate()
             self._server.wait(timeout=30)
@@ -96,28 +96,28 @@ class Stage:
                 self._server.stdout.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _let_go(self, endpoint: str) -> None:
+    def _stop_endpoint(self, endpoint: str) -> None:
         """Replicas are jobs, and would go on without a platform."""
-        end = time.monotonic() + START_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         with suppress(FalajError):
-            here = self.as_("amal", "fraud")
-            if here.serve.show(endpoint).state != "stopped":
-                here.serve.stop(endpoint)
-            while here.serve.show(endpoint).replicas and time.monotonic() < end:
+            client = self.as_("amal", "fraud")
+            if client.serve.show(endpoint).state != "stopped":
+                client.serve.stop(endpoint)
+            while client.serve.show(endpoint).replicas and time.monotonic() < deadline:
                 time.sleep(0.1)
 
-    def _listen(self) -> tuple[str, str]:
+    def _read_address(self) -> tuple[str, str]:
         """The address and the admin token, as the server prints them."""
         server = self._server
         if server is None or server.stdout is None:
             raise Unavailable("the server did not start")
-        timer = threading.Timer(START_S, server.kill)
+        timer = threading.Timer(START_TIMEOUT_S, server.kill)
         timer.start()
         try:
             url, token = "", ""
             for line in server.stdout:
-                url = url or _found(r"(https?://\S+)", line)
-                token = token or _found(r"(fj_[0-9a-z]{16}_\S{43})", line)
+                url = url or _find_in_line(r"(https?://\S+)", line)
+                token = token or _find_in_line(r"(fj_[0-9a-z]{16}_\S{43})", line)
                 if url and token:
                     return url, token
         finally:
@@ -125,6 +125,6 @@ class Stage:
         raise Unavailable("the server ended before it was ready", "run: falaj doctor")
 
 
-def _found(pattern: str, line: str) -> str:
+def _find_in_line(pattern: str, line: str) -> str:
     match = re.search(pattern, line)
     return match[1] if match else ""

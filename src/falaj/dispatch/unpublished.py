@@ -7,28 +7,28 @@ import logging
 import time
 from collections.abc import Mapping
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import FalajError, Unavailable
-from falaj.dispatch.crew import Report
+from falaj.dispatch.cluster_worker import ClusterReport
 from falaj.fleet.records import Cluster
-from falaj.jobs.staging import Staging
-from falaj.store.records import Record
+from falaj.jobs.staging import AttemptStaging
+from falaj.store.records import LedgerRecord
 
 log = logging.getLogger(__name__)
 PUBLISH_AGAIN_S = 5.0  # the pause before outputs are published again after the blob store or the ledger did not answer
 
 
-def publish_outputs(staging: Staging, ctx: Context, record: Record, cluster: Cluster) -> Report:
+def publish_outputs(staging: AttemptStaging, ctx: CallContext, record: LedgerRecord, cluster: Cluster) -> ClusterReport:
     """Publish the outputs of a job's attempt and report "published", "unpublished" (to be repeated) or "refused"."""
     attempt, job = record.body["attempt"]["id"], record.body["id"]
     try:
         outputs = staging.publish(ctx, record, cluster)
     except Unavailable as error:
-        return Report("unpublished", cluster.name, attempt, job, str(error))
+        return ClusterReport("unpublished", cluster.name, attempt, job, str(error))
     except (FalajError, OSError) as error:
         text = f"its outputs could not be published: {error}"
-        return Report("refused", cluster.name, attempt, job, text, final=True)
-    return Report("published", cluster.name, attempt, job, outputs=outputs)
+        return ClusterReport("refused", cluster.name, attempt, job, text, final=True)
+    return ClusterReport("published", cluster.name, attempt, job, outputs=outputs)
 
 
 class UnpublishedOutputs:
@@ -37,12 +37,12 @@ class UnpublishedOutputs:
     def __init__(self) -> None:
         self._due: dict[str, tuple[str, float]] = {}
 
-    def add(self, report: Report) -> None:
+    def add(self, report: ClusterReport) -> None:
         """Have the outputs of this attempt wait."""
         self._due[report.attempt] = report.job, time.monotonic() + PUBLISH_AGAIN_S
         log.warning("outputs wait to be published", extra={"job": report.job, "reason": report.text})
 
-    def take_due(self, jobs: Mapping[str, Record]) -> list[Record]:
+    def take_due(self, jobs: Mapping[str, LedgerRecord]) -> list[LedgerRecord]:
         """Remove and return the jobs whose outputs are to be published now; attempts that are over are dropped."""
         due = [attempt for attempt, (_, at) in self._due.items() if time.monotonic() >= at]
         records = [(attempt, jobs.get(self._due.pop(attempt)[0])) for attempt in due]

@@ -6,25 +6,25 @@ from typing import ClassVar
 
 from falaj.core.data import dataclass
 
-FILE = "falaj.profile.json"
+PROFILE_FILE = "falaj.profile.json"
 """Where it lies in a model's folder, or in that of a baseline."""
-NUMBER, CATEGORY = "number", "category"
-INPUT, PREDICTION, LABEL = "input", "prediction", "label"
-BINARY, CLASSES, REGRESSION = "binary", "classes", "regression"
-MOST_COLUMNS, MOST_EDGES, MOST_VALUES, MOST_SEGMENTS = 1024, 127, 64, 16
-MOST_SCORES = 32
+KIND_NUMBER, KIND_CATEGORY = "number", "category"
+ROLE_INPUT, ROLE_PREDICTION, ROLE_LABEL = "input", "prediction", "label"
+TASK_BINARY, TASK_CLASSES, TASK_REGRESSION = "binary", "classes", "regression"
+MAX_COLUMNS, MAX_EDGES, MAX_VALUES, MAX_SEGMENTS = 1024, 127, 64, 16
+MAX_CLASS_SCORES = 32
 """Classes whose scores are each an axis."""
-ODD = ("missing", "infinite", "below", "above")
+SPECIAL_BINS = ("missing", "infinite", "below", "above")
 """Counted beside the bins of every column: null or NaN; infinite; finite and outside all that the reference had."""
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ProfileAxis:
     """How one column is cut. A number's bins lie between its edges; a category's are its values, and one for others."""
 
     name: str
-    kind: str = NUMBER
-    role: str = INPUT
+    kind: str = KIND_NUMBER
+    role: str = ROLE_INPUT
     edges: tuple[float, ...] = ()
     """Ascending. Bin i holds edges[i - 1] < value <= edges[i]; there is one bin more than edges."""
     values: tuple[str, ...] = ()
@@ -44,11 +44,11 @@ class Axis:
     @property
     def bins(self) -> int:
         """How many, without the odd ones."""
-        return (len(self.edges) if self.kind == NUMBER else len(self.values)) + 1
+        return (len(self.edges) if self.kind == KIND_NUMBER else len(self.values)) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class ModelQuality:
     """How good the model was on rows whose truth was known, and what its scores were worth."""
 
     task: str = ""
@@ -75,10 +75,10 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class DataProfile:
     """Of one model version."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[ProfileAxis, ...]
     """Inputs in the order of the model's columns, then predictions, then the label where there is one."""
     counts: tuple[tuple[int, ...], ...]
     """For each axis: its bins, then the four of ODD. Of all segments together."""
@@ -89,11 +89,12 @@ class Profile:
     """Its values; rows of another one are counted together as the last segment."""
     by_segment: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """As `counts`, for each of the segments and the rest."""
-    quality: Quality = Quality()
+    quality: ModelQuality = ModelQuality()
     tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Input or output tensor of the model to the names of its columns, in order."""
     mixture: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    """Mean and spread of random Fourier features of standardised inputs: how columns go together (drift/mixture.py)."""
+    """Mean and spread of random Fourier features of standardised inputs: how columns go together
+    (drift/joint_features.py)."""
     source: str = ""
     """What the reference was: a dataset version, or "traffic"."""
     made_at: float = 0.0
@@ -102,7 +103,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class DriftRules:
     """When a difference is a finding. All three must hold: it is no chance, it is large enough, and it lasts."""
 
     STRUCTURE: ClassVar = ("alpha", "least_rows", "least_step", "least_drop", "least_gap", "persist")
@@ -122,7 +123,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DriftFinding:
     """One comparison of one window."""
 
     STRUCTURE: ClassVar = ("what", "column", "measure", "rows", "alarm")

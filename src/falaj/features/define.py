@@ -7,10 +7,10 @@ spend = view("fraud/spend", customer, Source("dataset:fraud/transactions", event
              features=[Feature("amount", "float64", col("amount_fils") / 100), Feature("city", "string")])
 """
 
-from falaj.asof.express import coalesce, col, concat, lit, seconds_between, when
-from falaj.features.asking import OnDemand, Service, on_demand
-from falaj.features.declare import Entity, Feature, Request, Rule, Source, Window
-from falaj.features.viewing import Picked, View, shared, view
+from falaj.asof.expressions import coalesce, col, concat, lit, seconds_between, when
+from falaj.features.definition_parts import Entity, Feature, Request, Rule, Source, Window
+from falaj.features.service_definitions import OnDemand, Service, on_demand
+from falaj.features.view_definitions import Picked, View, shared, view
 
 __all__ = [
     "Entity",

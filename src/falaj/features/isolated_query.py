@@ -15,10 +15,15 @@ from falaj.core.errors import UserCodeFailed
 BATCH_ROWS = 65_536
 _MAX_ERROR_TEXT = 300
 _HINT = "correct it in the definition"
-_READERS = {".parquet": "read_parquet", ".parq": "read_parquet", ".pq": "read_parquet", ".csv": "read_csv_auto"}
-_OFF = ("autoinstall_known_extensions", "autoload_known_extensions", "allow_community_extensions",
+_READER_BY_SUFFIX = {
+    ".parquet": "read_parquet",
+    ".parq": "read_parquet",
+    ".pq": "read_parquet",
+    ".csv": "read_csv_auto",
+}
+_DISABLED_SETTINGS = ("autoinstall_known_extensions", "autoload_known_extensions", "allow_community_extensions",
         "allow_persistent_secrets", "python_enable_replacements")  # fmt: skip
-_LOCKS = ("enable_external_access=false", "lock_configuration=true")
+_LOCKING_SETTINGS = ("enable_external_access=false", "lock_configuration=true")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ def run_query(question: QueryQuestion) -> Any:
     import pyarrow as pa
 
     try:
-        answer = _open(question).sql(question.query)
+        answer = _open_engine(question).sql(question.query)
         if answer is None:
             raise UserCodeFailed("the query gives no rows: it is no select", _HINT)
         reader = answer.to_arrow_reader(BATCH_ROWS)
@@ -70,17 +75,17 @@ def run_query(question: QueryQuestion) -> Any:
     return pa.RecordBatchReader.from_batches(reader.schema, read_batches())
 
 
-def _open(question: QueryQuestion) -> Any:
+def _open_engine(question: QueryQuestion) -> Any:
     import duckdb
 
-    config: dict[str, Any] = dict.fromkeys(_OFF, "false")
+    config: dict[str, Any] = dict.fromkeys(_DISABLED_SETTINGS, "false")
     engine = duckdb.connect(question.database or ":memory:", read_only=bool(question.database), config=config)
     names = ", ".join("'" + path.replace("'", "''") + "'" for path in question.files)
     engine.execute("SET TimeZone = 'UTC'")
-    for setting in (f"allowed_paths=[{names}]", *_LOCKS):
+    for setting in (f"allowed_paths=[{names}]", *_LOCKING_SETTINGS):
         engine.execute(f"SET {setting}")
     if question.files:
-        reader = _READERS.get(Path(question.files[0]).suffix.lower(), "read_json_auto")
+        reader = _READER_BY_SUFFIX.get(Path(question.files[0]).suffix.lower(), "read_json_auto")
         engine.execute(f"CREATE TEMP VIEW rows AS SELECT * FROM {reader}([{names}])")  # noqa: S608  # nosec B608 - our paths
     return engine
 

@@ -8,24 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, ClassVar
 
-from falaj.asof.drift import MOVED, compare
-from falaj.asof.moments import say_span, span_us
-from falaj.asof.stats import ColumnStats, measured_table, merged_tables
+from falaj.asof.column_drift import VERDICT_DRIFT, compare_stats
+from falaj.asof.column_stats import ColumnStats, measure_table, merge_table_stats
+from falaj.asof.moments import format_span, parse_span
 from falaj.core.data import dataclass
-from falaj.core.label import SENSITIVE
+from falaj.core.label import CLASS_SENSITIVE
 from falaj.core.ref import Ref
-from falaj.features.drawing import shape, trend
 from falaj.features.records import ViewDef
-from falaj.features.stream import Chapter, Stream
+from falaj.features.row_stream import RowSegment, RowStream
+from falaj.features.text_charts import draw_sparkline, draw_trend
 
-WELL, WATCH, ILL = "well", "watch", "ill"
-SOME, MANY = 0.01, 0.1
+VERDICT_WELL, VERDICT_WATCH, VERDICT_ILL = "well", "watch", "ill"
+WATCH_SHARE, ALARM_SHARE = 0.01, 0.1
 """Shares of an arrival kept apart that are worth a look, or an alarm."""
-GONE, NEW = "gone", "new"
-_SHOWN = 10
-_SECOND = 1_000_000
+VERDICT_GONE, VERDICT_NEW = "gone", "new"
+_MAX_ARRIVALS = 10
+_SECOND_US = 1_000_000
 
-Stats = Mapping[str, ColumnStats]
+StatsByColumn = Mapping[str, ColumnStats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class ColumnDrift:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ArrivalQuality:
     """One arrival of rows and what rules said of it."""
 
     at: float
@@ -93,7 +93,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class ViewQuality:
     """How a view is."""
 
     view: Ref
@@ -107,151 +107,190 @@ class Quality:
     """The share kept apart, of all arrivals shown."""
     rows_trend: str
     columns: tuple[ColumnQuality, ...]
-    arrivals: tuple[Arrived, ...]
+    arrivals: tuple[ArrivalQuality, ...]
     """The last ones, newest first."""
 
 
-def quality(
-    definition: ViewDef, stream: Stream, now_s: float, stats: Sequence[Stats] = (), training: Stats | None = None
-) -> Quality:
+def compute_quality(
+    definition: ViewDef,
+    stream: RowStream,
+    now_s: float,
+    stats: Sequence[StatsByColumn] = (),
+    training: StatsByColumn | None = None,
+) -> ViewQuality:
     """What `falaj features quality` shows. `stats` are those of each arrival, oldest first."""
-    arrivals = [_arrived(one) for one in sorted(stream.chapters, key=lambda one: one.generation)]
-    moved = drift(stats[-1], training) if stats and training is not None else ()
-    age_us = max(0, round(now_s * _SECOND) - stream.newest_us)
-    why = [*_stale(definition, stream, age_us), *_apart(arrivals), *_drifted(moved)]
-    rows, apart = sum(one.rows for one in arrivals), sum(one.quarantined for one in arrivals)
-    return Quality(
+    arrivals = [
+        _summarize_arrival(arrival) for arrival in sorted(stream.chapters, key=lambda arrival: arrival.generation)
+    ]
+    drifts = compute_drift(stats[-1], training) if stats and training is not None else ()
+    age_us = max(0, round(now_s * _SECOND_US) - stream.newest_us)
+    reasons = [*_check_freshness(definition, stream, age_us), *_check_quarantine(arrivals), *_check_drift(drifts)]
+    rows, quarantined_rows = sum(arrival.rows for arrival in arrivals), sum(arrival.quarantined for arrival in arrivals)
+    return ViewQuality(
         view=stream.view,
-        verdict=ILL if any(level == ILL for level, _ in why) else WATCH if why else WELL,
-        why=tuple(text for _, text in why),
-        rows=rows + sum(one.num_rows for one in stream.tail),
-        newest_at=stream.newest_us / _SECOND,
-        age=_said(age_us) if stream.newest_us else "",
-        quarantined=_share(apart, rows + apart),
-        rows_trend=trend([float(one.rows) for one in arrivals]),
-        columns=_columns(stats, {one.feature: one.verdict for one in moved}),
-        arrivals=tuple(arrivals[: -_SHOWN - 1 : -1]),
+        verdict=VERDICT_ILL
+        if any(level == VERDICT_ILL for level, _ in reasons)
+        else VERDICT_WATCH
+        if reasons
+        else VERDICT_WELL,
+        why=tuple(text for _, text in reasons),
+        rows=rows + sum(arrival.num_rows for arrival in stream.tail),
+        newest_at=stream.newest_us / _SECOND_US,
+        age=_format_age(age_us) if stream.newest_us else "",
+        quarantined=_compute_share(quarantined_rows, rows + quarantined_rows),
+        rows_trend=draw_trend([float(arrival.rows) for arrival in arrivals]),
+        columns=_summarize_columns(stats, {arrival.feature: arrival.verdict for arrival in drifts}),
+        arrivals=tuple(arrivals[: -_MAX_ARRIVALS - 1 : -1]),
     )
 
 
-def drift(now: Stats, then: Stats) -> tuple[ColumnDrift, ...]:
+def compute_drift(current: StatsByColumn, reference: StatsByColumn) -> tuple[ColumnDrift, ...]:
     """Columns against those of a reference, the furthest first; a column that only one has is said."""
-    found = [_moved(name, now[name], then[name]) for name in now if name in then]
-    found.sort(key=lambda one: -(one.psi or 0.0))
-    new = [ColumnDrift(name, NEW, rows=now[name].rows) for name in now if name not in then]
-    return (*found, *new, *(ColumnDrift(name, GONE, rows_then=then[name].rows) for name in then if name not in now))
+    drifts = [_compute_column_drift(name, current[name], reference[name]) for name in current if name in reference]
+    drifts.sort(key=lambda column_drift: -(column_drift.psi or 0.0))
+    new_columns = [ColumnDrift(name, VERDICT_NEW, rows=current[name].rows) for name in current if name not in reference]
+    return (
+        *drifts,
+        *new_columns,
+        *(ColumnDrift(name, VERDICT_GONE, rows_then=reference[name].rows) for name in reference if name not in current),
+    )
 
 
-def stats_of(tables: Iterable[Any], personal: frozenset[str] = frozenset()) -> dict[str, ColumnStats]:
+def collect_stats(tables: Iterable[Any], personal: frozenset[str] = frozenset()) -> dict[str, ColumnStats]:
     """The statistics of rows that come in several pyarrow tables."""
-    found: dict[str, ColumnStats] = {}
+    stats_by_column: dict[str, ColumnStats] = {}
     for table in tables:
-        found = merged_tables(found, measured_table(table, personal))
-    return found
+        stats_by_column = merge_table_stats(stats_by_column, measure_table(table, personal))
+    return stats_by_column
 
 
-def personal_columns(definition: ViewDef) -> frozenset[str]:
+def list_personal_columns(definition: ViewDef) -> frozenset[str]:
     """The features whose numbers can show a person: sealed, sensitive, or of a category that the law names."""
-    labels = {one.name: definition.label.join(one.label or definition.label) for one in definition.features}
-    shows = {name for name, label in labels.items() if label.classification >= SENSITIVE or label.categories}
-    return frozenset(labels if definition.sealed else shows)
+    labels = {feature.name: definition.label.join(feature.label or definition.label) for feature in definition.features}
+    personal_names = {
+        name for name, label in labels.items() if label.classification >= CLASS_SENSITIVE or label.categories
+    }
+    return frozenset(labels if definition.sealed else personal_names)
 
 
-def _stale(definition: ViewDef, stream: Stream, age_us: int) -> Iterable[tuple[str, str]]:
+def _check_freshness(definition: ViewDef, stream: RowStream, age_us: int) -> Iterable[tuple[str, str]]:
     if not stream.newest_us:
-        yield WATCH, "no row came in yet"
+        yield VERDICT_WATCH, "no row came in yet"
         return
     if 0 < definition.ttl_us <= age_us:
         yield (
-            ILL,
-            f"every value has expired: the newest row is {_said(age_us)} old, ttl is {say_span(definition.ttl_us)}",
+            VERDICT_ILL,
+            (
+                f"every value has expired: the newest row is {_format_age(age_us)} old, "
+                f"ttl is {format_span(definition.ttl_us)}"
+            ),
         )
-    spans = [span_us(rule.limits["within"]) for rule in definition.rules if rule.kind == "fresh"]
+    spans = [parse_span(rule.limits["within"]) for rule in definition.rules if rule.kind == "fresh"]
     if spans and age_us > min(spans):
-        yield WATCH, f"not fresh: the newest row is {_said(age_us)} old, and should be at most {say_span(min(spans))}"
+        yield (
+            VERDICT_WATCH,
+            f"not fresh: the newest row is {_format_age(age_us)} old, and should be at most {format_span(min(spans))}",
+        )
     if definition.online and stream.filled < stream.generation:
-        yield WATCH, f"the online store lacks what came after generation {stream.filled} of {stream.generation}"
+        yield VERDICT_WATCH, f"the online store lacks what came after generation {stream.filled} of {stream.generation}"
 
 
-def _apart(arrivals: Sequence[Arrived]) -> Iterable[tuple[str, str]]:
+def _check_quarantine(arrivals: Sequence[ArrivalQuality]) -> Iterable[tuple[str, str]]:
     """How much of the last arrival broke rules, and whether that is usual."""
-    if not arrivals or arrivals[-1].share < SOME:
+    if not arrivals or arrivals[-1].share < WATCH_SHARE:
         return
-    last, before = arrivals[-1], sorted(one.share for one in arrivals[:-1])
-    usual = f", usually {before[len(before) // 2]:.1%}" if before else ""
-    yield ILL if last.share >= MANY else WATCH, f"{last.share:.1%} of the last arrival was kept apart{usual}"
+    last, earlier_shares = arrivals[-1], sorted(arrival.share for arrival in arrivals[:-1])
+    usual_text = f", usually {earlier_shares[len(earlier_shares) // 2]:.1%}" if earlier_shares else ""
+    yield (
+        VERDICT_ILL if last.share >= ALARM_SHARE else VERDICT_WATCH,
+        f"{last.share:.1%} of the last arrival was kept apart{usual_text}",
+    )
 
 
-def _drifted(moved: Sequence[ColumnDrift]) -> Iterable[tuple[str, str]]:
-    names = [one.feature for one in moved if one.verdict == MOVED]
+def _check_drift(drifts: Sequence[ColumnDrift]) -> Iterable[tuple[str, str]]:
+    names = [column_drift.feature for column_drift in drifts if column_drift.verdict == VERDICT_DRIFT]
     if names:
-        yield WATCH, f"moved from the training set: {', '.join(names)}"
+        yield VERDICT_WATCH, f"moved from the training set: {', '.join(names)}"
 
 
-def _columns(stats: Sequence[Stats], verdicts: Mapping[str, str]) -> tuple[ColumnQuality, ...]:
-    whole: dict[str, ColumnStats] = {}
-    for one in stats:
+def _summarize_columns(stats: Sequence[StatsByColumn], verdicts: Mapping[str, str]) -> tuple[ColumnQuality, ...]:
+    merged_stats: dict[str, ColumnStats] = {}
+    for arrival_stats in stats:
         # A column that changed its kind begins anew.
-        same = {name: kept for name, kept in whole.items() if name not in one or kept.kind == one[name].kind}
-        whole = merged_tables(same, one)
-    return tuple(_column(name, one, stats, verdicts.get(name, "")) for name, one in whole.items())
+        comparable = {
+            name: earlier_stats
+            for name, earlier_stats in merged_stats.items()
+            if name not in arrival_stats or earlier_stats.kind == arrival_stats[name].kind
+        }
+        merged_stats = merge_table_stats(comparable, arrival_stats)
+    return tuple(
+        _summarize_column(name, arrival_stats, stats, verdicts.get(name, ""))
+        for name, arrival_stats in merged_stats.items()
+    )
 
 
-def _column(name: str, one: ColumnStats, stats: Sequence[Stats], verdict: str) -> ColumnQuality:
-    course = [each[name] for each in stats if name in each]
-    plain = one.kind == "number" and not one.personal
+def _summarize_column(
+    name: str, column_stats: ColumnStats, stats: Sequence[StatsByColumn], verdict: str
+) -> ColumnQuality:
+    history = [arrival_stats[name] for arrival_stats in stats if name in arrival_stats]
+    is_plain_number = column_stats.kind == "number" and not column_stats.personal
     return ColumnQuality(
         feature=name,
-        rows=one.rows,
-        nulls=_share(one.nulls, one.rows),
-        nan=one.nan,
-        distinct=one.distinct,
-        mean=_short(one.mean),
-        std=_short(one.std),
-        low=_short(one.low),
-        median=_short(one.at(0.5)),
-        high=_short(one.high),
-        shape=shape(one),
-        trend=trend([each.mean if plain else each.nulls / max(1, each.rows) for each in course]),
+        rows=column_stats.rows,
+        nulls=_compute_share(column_stats.nulls, column_stats.rows),
+        nan=column_stats.nan,
+        distinct=column_stats.distinct,
+        mean=_round_figure(column_stats.mean),
+        std=_round_figure(column_stats.std),
+        low=_round_figure(column_stats.low),
+        median=_round_figure(column_stats.at(0.5)),
+        high=_round_figure(column_stats.high),
+        shape=draw_sparkline(column_stats),
+        trend=draw_trend(
+            [
+                arrival_stats.mean if is_plain_number else arrival_stats.nulls / max(1, arrival_stats.rows)
+                for arrival_stats in history
+            ]
+        ),
         drift=verdict,
     )
 
 
-def _moved(name: str, now: ColumnStats, then: ColumnStats) -> ColumnDrift:
-    found = compare(now, then)
+def _compute_column_drift(name: str, current: ColumnStats, reference: ColumnStats) -> ColumnDrift:
+    compared = compare_stats(current, reference)
     return ColumnDrift(
         feature=name,
-        verdict=found.verdict,
-        psi=_short(found.psi),
-        noise=_short(found.noise),
-        ks=_short(found.ks),
-        distance=_short(found.distance),
-        js=_short(found.js),
-        nulls=_share(now.nulls, now.rows),
-        nulls_then=_share(then.nulls, then.rows),
-        rows=now.rows,
-        rows_then=then.rows,
-        now=shape(now),
-        then=shape(then),
+        verdict=compared.verdict,
+        psi=_round_figure(compared.psi),
+        noise=_round_figure(compared.noise),
+        ks=_round_figure(compared.ks),
+        distance=_round_figure(compared.distance),
+        js=_round_figure(compared.js),
+        nulls=_compute_share(current.nulls, current.rows),
+        nulls_then=_compute_share(reference.nulls, reference.rows),
+        rows=current.rows,
+        rows_then=reference.rows,
+        now=draw_sparkline(current),
+        then=draw_sparkline(reference),
     )
 
 
-def _arrived(chapter: Chapter) -> Arrived:
-    whole = chapter.num_rows + chapter.quarantined
-    share = _share(chapter.quarantined, whole)
-    return Arrived(chapter.at, chapter.how, chapter.num_rows, chapter.quarantined, share, chapter.findings)
+def _summarize_arrival(segment: RowSegment) -> ArrivalQuality:
+    total_rows = segment.num_rows + segment.quarantined
+    share = _compute_share(segment.quarantined, total_rows)
+    return ArrivalQuality(segment.at, segment.how, segment.num_rows, segment.quarantined, share, segment.findings)
 
 
-def _said(age_us: int) -> str:
+def _format_age(age_us: int) -> str:
     """An age to two figures of its largest units, not to the microsecond."""
-    unit = next((unit for unit in (86_400, 3_600, 60) if age_us >= 10 * unit * _SECOND), 1) * _SECOND
-    return say_span(age_us // unit * unit)
+    unit = next((unit for unit in (86_400, 3_600, 60) if age_us >= 10 * unit * _SECOND_US), 1) * _SECOND_US
+    return format_span(age_us // unit * unit)
 
 
-def _share(part: int, whole: int) -> float:
-    return _short(part / whole) or 0.0 if whole else 0.0
+def _compute_share(part: int, total: int) -> float:
+    return _round_figure(part / total) or 0.0 if total else 0.0
 
 
-def _short(value: float | None) -> float | None:
+def _round_figure(value: float | None) -> float | None:
     """Four figures: what a table has room for; JSON has none for infinity."""
     return None if value is None or not isfinite(value) else float(f"{value:.4g}")

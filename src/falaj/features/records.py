@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar
 
-from falaj.asof.records import Computed, Field, ServicePlan, Window
+from falaj.asof.records import Computed, FeatureField, ServicePlan, Window
 from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
@@ -18,7 +18,7 @@ class EntityDef:
 
     name: str
     """project/name."""
-    keys: tuple[Field, ...]
+    keys: tuple[FeatureField, ...]
     subject: str = ""
     """The key that names a person, where it does: what an erasure request is about."""
     about: str = ""
@@ -50,7 +50,7 @@ class FeatureDef:
     name: str
     type: str
     express: Any = None
-    """An expression over the source's columns (asof/express.py), plain data; the column of that name when None."""
+    """An expression over the source's columns (asof/expressions.py), plain data; the column of that name when None."""
     about: str = ""
     label: Label | None = None
     """Stricter than the view's: kept apart, and read only by who may."""
@@ -58,7 +58,7 @@ class FeatureDef:
 
 @dataclass(frozen=True, slots=True)
 class RuleDef:
-    """What must hold of rows as they come in (asof/rules.py)."""
+    """What must hold of rows as they come in (asof/quality_rules.py)."""
 
     kind: str
     column: str = ""
@@ -94,7 +94,7 @@ class ViewDef:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class ColumnPick:
     """Columns of a view that a service takes; all of them when none are named."""
 
     view: str
@@ -113,16 +113,16 @@ class ServiceDef:
     """A named set of features that a model asks for."""
 
     name: str
-    picks: tuple[Pick, ...]
+    picks: tuple[ColumnPick, ...]
     computed: tuple[Computed, ...] = ()
-    request: tuple[Field, ...] = ()
+    request: tuple[FeatureField, ...] = ()
     owner: str = ""
     about: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Definitions:
+class DefinitionSet:
     """All that one definition file (or folder) says."""
 
     entities: tuple[EntityDef, ...] = ()
@@ -131,7 +131,7 @@ class Definitions:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PlannedChange:
     """One line of a plan."""
 
     ref: Ref
@@ -147,25 +147,25 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChangePlan:
     """What applying definitions will do, or did."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[PlannedChange, ...]
     applied: bool = False
     digest: str = ""
     """Of the definitions and of what stood when it was made: `apply` with it does exactly this, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Migrated:
+class MigrationResult:
     """What came over from another feature store, and what is left to do by hand."""
 
-    plan: Plan
+    plan: ChangePlan
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ServiceAccess:
     """What a reader of a service gets: the plan, and for how long it may be used before asking again."""
 
     plan: ServicePlan
@@ -184,7 +184,7 @@ class OnlineKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class FeatureValues:
     """Features of some keys, column by column, as they are now."""
 
     TEXT: ClassVar[str] = "lines"
@@ -200,18 +200,21 @@ class Values:
     def lines(self) -> tuple[str, ...]:
         """A feature a line: its values in the order of the keys, or why there is none."""
         width = max(map(len, self.columns), default=0)
-        said = {
+        text_by_column = {
             name: [
                 str(value) if status == "PRESENT" else status
                 for value, status in zip(column, self.statuses[name], strict=True)
             ]
             for name, column in self.columns.items()
         }
-        return tuple(f"{name:<{width}}  {'  '.join(f'{one:>12}' for one in values)}" for name, values in said.items())
+        return tuple(
+            f"{name:<{width}}  {'  '.join(f'{value_text:>12}' for value_text in values)}"
+            for name, values in text_by_column.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Defined:
+class DefinitionView:
     """One version of an entity, a view or a service, as its readers see it."""
 
     STRUCTURE: ClassVar = (
@@ -243,10 +246,10 @@ class Defined:
 
 
 @dataclass(frozen=True, slots=True)
-class DefinedPage:
+class DefinitionPage:
     """Some definitions and the cursor of the next page, empty at the end."""
 
     STRUCTURE: ClassVar = ("items", "next")
 
-    items: tuple[Defined, ...]
+    items: tuple[DefinitionView, ...]
     next: str = ""

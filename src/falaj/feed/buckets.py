@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from falaj.core.errors import Invalid
-from falaj.feed.order import Ids, Order, mix
-from falaj.feed.plan import Arranged
+from falaj.feed.batch_plan import EpochOrder
+from falaj.feed.permutation import Ids, ShuffleOrder, mix_seeds
 
 
 class Buckets:
@@ -34,59 +34,66 @@ class Buckets:
             raise Invalid(
                 f"the longest sample takes {longest} tokens, a bucket {tokens}", "cut it, or allow more tokens"
             )
-        self._cuts = _cuts(np.sort(self._rounded), tokens)
-        self._seed, self._known = 0, dict[int, Ids]()
+        self._bucket_starts = _find_cuts(np.sort(self._rounded), tokens)
+        self._seed, self._ranked_by_epoch = 0, dict[int, Ids]()
 
     def __len__(self) -> int:
-        return len(self._cuts) - 1
+        return len(self._bucket_starts) - 1
 
-    def order(self, seed: int, epoch: int) -> Arranged | None:
+    def order(self, seed: int, epoch: int) -> EpochOrder | None:
         """Buckets shuffled; those of an epoch are numbered after those of the one before."""
         self._seed = seed
-        return _Later(Order(len(self), mix(seed, epoch)), epoch * len(self))
+        return _OffsetOrder(ShuffleOrder(len(self), mix_seeds(seed, epoch)), epoch * len(self))
 
     def members(self, bucket: int) -> Ids:
         """The samples of a bucket."""
-        epoch, nth = divmod(int(bucket), len(self))
-        ranked = self._known.get(epoch)
+        epoch, bucket_number = divmod(int(bucket), len(self))
+        ranked = self._ranked_by_epoch.get(epoch)
         if ranked is None:
-            shuffled = Order(len(self.lengths), mix(self._seed, epoch, 1)).at(np.arange(len(self.lengths)))
+            shuffled = ShuffleOrder(len(self.lengths), mix_seeds(self._seed, epoch, 1)).at(np.arange(len(self.lengths)))
             ranked = shuffled[np.argsort(self._rounded[shuffled], kind="stable")]
-            self._known = {**{known: ids for known, ids in self._known.items() if known == epoch - 1}, epoch: ranked}
-        return ranked[self._cuts[nth] : self._cuts[nth + 1]]
+            self._ranked_by_epoch = {
+                **{
+                    cached_epoch: ids
+                    for cached_epoch, ids in self._ranked_by_epoch.items()
+                    if cached_epoch == epoch - 1
+                },
+                epoch: ranked,
+            }
+        return ranked[self._bucket_starts[bucket_number] : self._bucket_starts[bucket_number + 1]]
 
     def take(self, ids: Ids) -> dict[str, Any]:
         """The samples of these buckets, padded to the longest; texts and bytes are left as they are."""
         samples = np.concatenate([self.members(bucket) for bucket in ids.tolist()])
         batch: Mapping[str, Any] = self.source.take(samples)
-        padded = {name: self._padded(column) for name, column in batch.items()}
+        padded = {name: self._pad_column(column) for name, column in batch.items()}
         return {**padded, "lengths": self.lengths[samples]}
 
-    def _padded(self, column: Any) -> Any:
+    def _pad_column(self, column: Any) -> Any:
         if not isinstance(column, list) or isinstance(column[0], str | bytes):
             return column
-        parts = [np.asarray(part) for part in column]
-        width = max(len(part) for part in parts)
-        whole = np.full((len(parts), width, *parts[0].shape[1:]), self.pad, parts[0].dtype)
-        for row, part in zip(whole, parts, strict=True):
-            row[: len(part)] = part
-        return whole
+        arrays = [np.asarray(array) for array in column]
+        width = max(len(array) for array in arrays)
+        padded = np.full((len(arrays), width, *arrays[0].shape[1:]), self.pad, arrays[0].dtype)
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        return padded
 
 
-class _Later:
-    def __init__(self, order: Order, begin: int) -> None:
+class _OffsetOrder:
+    def __init__(self, order: ShuffleOrder, begin: int) -> None:
         self._order, self._begin = order, begin
 
     def at(self, positions: Ids) -> Ids:
         return self._order.at(positions) + self._begin
 
 
-def _cuts(rounded: NDArray[np.int64], tokens: int) -> list[int]:
+def _find_cuts(rounded: NDArray[np.int64], tokens: int) -> list[int]:
     """Where buckets end in samples sorted by length: the last is the longest, and all are padded to it."""
     cuts, size = [0], 0
-    for place, length in enumerate(rounded.tolist()):
+    for position, length in enumerate(rounded.tolist()):
         size += 1
         if size * length > tokens:
-            cuts.append(place)
+            cuts.append(position)
             size = 1
     return [*cuts, len(rounded)] if len(rounded) else [0]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from falaj.feed.order import Ids, Order
+from falaj.feed.permutation import Ids, ShuffleOrder
 
 SHARED = 1 << 24
 """So many bytes are one memory, which is free when the last batch in it is."""
@@ -33,7 +33,7 @@ Load = Callable[[int], Mapping[str, NDArray[Any]] | None]
 class Window:
     """Pieces that are shuffled together, their rows counted on from one to the next; `moved`: from rows to samples."""
 
-    def __init__(self, pieces: list[int], ends: Ids, moved: Ids, order: Order) -> None:
+    def __init__(self, pieces: list[int], ends: Ids, moved: Ids, order: ShuffleOrder) -> None:
         self.pieces, self.ends, self.moved, self.order = pieces, ends, moved, order
 
     @cached_property

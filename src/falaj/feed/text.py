@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from falaj.core.errors import Corrupt, Invalid, NotFound
-from falaj.feed.order import Ids
-from falaj.feed.plan import Unordered
+from falaj.core.errors import CorruptData, Invalid, NotFound
+from falaj.feed.batch_plan import AnyOrderSource
+from falaj.feed.permutation import Ids
 
 
-class Tokens(Unordered):
+class Tokens(AnyOrderSource):
     """Windows of `length` tokens and the one after, which is what the last of them is to foretell: `{"tokens"}`, int64
     of shape (samples, length + 1). A raw file holds `dtype`, a `.npy` file says itself."""
 
     inline = True
 
     def __init__(self, tokens: Path | str | NDArray[Any], length: int, dtype: Any = np.uint16) -> None:
-        flat = _mapped(Path(tokens), np.dtype(dtype)) if isinstance(tokens, Path | str) else np.asarray(tokens)
+        flat = _map_tokens(Path(tokens), np.dtype(dtype)) if isinstance(tokens, Path | str) else np.asarray(tokens)
         if flat.ndim != 1 or flat.dtype.kind not in "iu":
             raise Invalid(f"tokens are a flat array of whole numbers, not {flat.ndim} dimensions of {flat.dtype}")
         if length < 1 or len(flat) <= length:
@@ -34,7 +34,7 @@ class Tokens(Unordered):
         return {"tokens": self._windows[ids].astype(np.int64)}
 
 
-def _mapped(path: Path, dtype: "np.dtype[Any]") -> NDArray[Any]:
+def _map_tokens(path: Path, dtype: "np.dtype[Any]") -> NDArray[Any]:
     if not path.is_file():
         raise NotFound(f"there is no file {path}")
     try:
@@ -42,6 +42,6 @@ def _mapped(path: Path, dtype: "np.dtype[Any]") -> NDArray[Any]:
             return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False)).view(np.ndarray)
         return np.memmap(path, dtype, "c").view(np.ndarray)
     except (ValueError, EOFError) as error:
-        raise Corrupt(
+        raise CorruptData(
             f"{path} is no whole file of {dtype} tokens: {error}", "say its dtype=, or write it again"
         ) from error

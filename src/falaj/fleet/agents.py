@@ -10,23 +10,23 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Protocol
 
-from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.agent_relay import AGENT_URI, get_relay
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
 from falaj.core.data import dataclass
 from falaj.core.errors import Denied, Invalid, NotFound, Unauthenticated
-from falaj.core.event import new_id
-from falaj.core.relay import AGENT_URI, relay_of
-from falaj.core.verb import verb
-from falaj.fleet.use import every, house_key, house_of
-from falaj.store.ledger import Ledger, Writer
-from falaj.store.records import Record
+from falaj.core.event import generate_id
+from falaj.core.operation import operation
+from falaj.fleet.fleet_use import iter_records, make_system_context, make_system_key
+from falaj.store.ledger import Ledger, LedgerWriter
+from falaj.store.records import LedgerRecord
 
 CERTIFICATE_DAYS = 7.0
 """Short: an agent renews long before, and one that was away for longer is invited again."""
-INVITED_H, MOST_H = 1, 72
-_INVITATION = "fja-"
+DEFAULT_INVITE_HOURS, MAX_INVITE_HOURS = 1, 72
+_INVITATION_PREFIX = "fja-"
 
 
-class Signed(Protocol):
+class SignedCertificate(Protocol):
     """A certificate for the requester's key, its authority's certificate, its expiry, and the digest of the key."""
 
     @property
@@ -39,7 +39,7 @@ class Signed(Protocol):
     def key(self) -> str: ...
 
 
-Sign = Callable[[str, str, float, float], Signed]
+CertificateSigner = Callable[[str, str, float, float], SignedCertificate]
 """(signing request, name, now, days) -> certificate"""
 
 
@@ -78,19 +78,19 @@ class AgentView:
     """When its certificate ends, if it does not renew."""
 
 
-class Agents:
+class AgentService:
     """Invite agents, see whether they are there, remove them."""
 
-    def __init__(self, ledger: Ledger, sign: Sign) -> None:
+    def __init__(self, ledger: Ledger, signal: CertificateSigner) -> None:
         self._ledger = ledger
-        self._sign = sign
+        self._sign = signal
 
-    @verb(group="operate", once=True)
+    @operation(group="operate", returns_secret=True)
     def invite(
         self,
-        ctx: Context,
+        ctx: CallContext,
         zone: Annotated[str, "the zone whose data plane it will be"],
-        hours: Annotated[int, "how long the invitation is good"] = INVITED_H,
+        hours: Annotated[int, "how long the invitation is good"] = DEFAULT_INVITE_HOURS,
     ) -> Invitation:
         """Give out a token with which one agent may join a zone, once.
 
@@ -99,21 +99,26 @@ class Agents:
         Example:
             falaj agents invite --zone ae-onprem
         """
-        if not 0 < hours <= MOST_H:
-            raise Invalid(f"an invitation of {hours} hours", f"1 to {MOST_H}")
-        token, expires = f"{_INVITATION}{secrets.token_urlsafe(32)}", ctx.now() + hours * 3600
-        with self._ledger.write(_house(ctx)) as tx:
-            if tx.key(house_key("zone", zone)) is None:
+        if not 0 < hours <= MAX_INVITE_HOURS:
+            raise Invalid(f"an invitation of {hours} hours", f"1 to {MAX_INVITE_HOURS}")
+        token, expires = f"{_INVITATION_PREFIX}{secrets.token_urlsafe(32)}", ctx.now() + hours * 3600
+        with self._ledger.write(_require_system_tenant(ctx)) as tx:
+            if tx.key(make_system_key("zone", zone)) is None:
                 raise NotFound(f"there is no zone {zone!r:.60}", "falaj zones list shows them")
-            old = tx.key(house_key("agent", zone))
-            body = {**_body(old), "invited": _hash(token), "invited_until": expires, "invited_at": ctx.now()}
-            self._save(tx, zone, body, old, "agents.invite")
+            previous = tx.key(make_system_key("agent", zone))
+            body = {
+                **_build_agent_body(previous),
+                "invited": _hash_token(token),
+                "invited_until": expires,
+                "invited_at": ctx.now(),
+            }
+            self._save_agent(tx, zone, body, previous, "agents.invite")
         return Invitation(zone, token, expires)
 
-    @verb(outside=True, once=True)
+    @operation(has_outside_effects=True, returns_secret=True)
     def join(
         self,
-        ctx: Context,
+        ctx: CallContext,
         zone: Annotated[str, "the zone"],
         token: Annotated[str, "the token of the invitation"],
         request: Annotated[str, "the signing request over the agent's own key, PEM"],
@@ -123,22 +128,22 @@ class Agents:
         Example:
             falaj agents join ae-onprem --token "$TOKEN" --request "$(cat agent.csr)"
         """
-        now, agent = ctx.now(), new_id()
+        now, agent = ctx.now(), generate_id()
         signed = None
-        with self._ledger.write(house_of(ctx)) as tx:
-            old = tx.key(house_key("agent", zone)) if zone.isascii() and len(zone) < 64 else None
-            body = _body(old)
-            good = hmac.compare_digest(body["invited"].encode(), _hash(token).encode())
-            if not body["invited"] or not good or not now < body["invited_until"]:
+        with self._ledger.write(make_system_context(ctx)) as tx:
+            previous = tx.key(make_system_key("agent", zone)) if zone.isascii() and len(zone) < 64 else None
+            body = _build_agent_body(previous)
+            is_matching = hmac.compare_digest(body["invited"].encode(), _hash_token(token).encode())
+            if not body["invited"] or not is_matching or not now < body["invited_until"]:
                 raise Unauthenticated("the invitation is unknown, used or over", "falaj agents invite gives a new one")
             signed = self._sign(request, f"{AGENT_URI}{zone}/{agent}", now, CERTIFICATE_DAYS)
             joined = {"agent": agent, "key": signed.key, "expires": signed.expires}
             new = {**body, **joined, "invited": "", "since": now, "there": False}
-            self._save(tx, zone, new, old, "agents.join", agent=agent)
+            self._save_agent(tx, zone, new, previous, "agents.join", agent=agent)
         return Membership(zone, signed.cert, signed.ca, signed.expires)
 
-    @verb(outside=True)
-    def renew(self, ctx: Context, request: Annotated[str, "the signing request, PEM"]) -> Membership:
+    @operation(has_outside_effects=True)
+    def renew(self, ctx: CallContext, request: Annotated[str, "the signing request, PEM"]) -> Membership:
         """Give an agent its next certificate. `falaj agent` does this by itself.
 
         Example:
@@ -148,71 +153,77 @@ class Agents:
         if ctx.actor.kind != "agent":
             raise Denied("only a zone's agent renews its certificate", "falaj agents invite lets one join")
         zone = ctx.actor.zone
-        with self._ledger.write(house_of(ctx)) as tx:
-            old = tx.key(house_key("agent", zone))
-            body = _body(old)
+        with self._ledger.write(make_system_context(ctx)) as tx:
+            old = tx.key(make_system_key("agent", zone))
+            body = _build_agent_body(old)
             signed = self._sign(request, f"{AGENT_URI}{zone}/{body['agent']}", ctx.now(), CERTIFICATE_DAYS)
             if signed.key != body["key"]:
                 raise Denied("the signing request is over another key than the agent's", "join anew with a new key")
-            self._save(tx, zone, {**body, "expires": signed.expires}, old, "agents.renew", agent=body["agent"])
+            self._save_agent(tx, zone, {**body, "expires": signed.expires}, old, "agents.renew", agent=body["agent"])
         return Membership(zone, signed.cert, signed.ca, signed.expires)
 
-    @verb()
-    def list(self, ctx: Context) -> tuple[AgentView, ...]:
+    @operation()
+    def list(self, ctx: CallContext) -> tuple[AgentView, ...]:
         """List the agents: which zones have one, whether it is there, and since when not.
 
         Example:
             falaj agents list
         """
-        with self._ledger.read(house_of(ctx)) as tx:
-            return tuple(_view(record) for record in every(tx, "agent", HOUSE))
+        with self._ledger.read(make_system_context(ctx)) as tx:
+            return tuple(_to_agent_view(record) for record in iter_records(tx, "agent", SYSTEM_TENANT))
 
-    @verb(group="operate")
-    def remove(self, ctx: Context, zone: Annotated[str, "the zone"]) -> AgentView:
+    @operation(group="operate")
+    def remove(self, ctx: CallContext, zone: Annotated[str, "the zone"]) -> AgentView:
         """Let the agent of a zone in no more. What runs there runs on, and its bytes stay where they are.
 
         Example:
             falaj agents remove ae-onprem
         """
-        with self._ledger.write(_house(ctx)) as tx:
-            old = tx.key(house_key("agent", zone))
+        with self._ledger.write(_require_system_tenant(ctx)) as tx:
+            old = tx.key(make_system_key("agent", zone))
             if old is None:
                 raise NotFound(f"the zone {zone!r:.60} has no agent", "falaj agents list shows them")
             tx.delete(old.key, old.rev)
             tx.emit("agents.remove", old.ref, agent=old.body["agent"])
-        return _view(old)
+        return _to_agent_view(old)
 
     # For the edge.
 
-    def whois(self, ctx: Context, name: str, key: str) -> Actor:
+    def whois(self, ctx: CallContext, name: str, key: str) -> Actor:
         """The agent that a certificate names, if that certificate is over the key it joined with; else Unauthenticated.
 
         For callers that verified the certificate of a connection: `key` is the digest of its public key.
         """
         zone, _, agent = name.removeprefix(AGENT_URI).partition("/")
-        with self._ledger.read(house_of(ctx)) as tx:
-            record = tx.key(house_key("agent", zone)) if name.startswith(AGENT_URI) else None
-        body = _body(record)
+        with self._ledger.read(make_system_context(ctx)) as tx:
+            record = tx.key(make_system_key("agent", zone)) if name.startswith(AGENT_URI) else None
+        body = _build_agent_body(record)
         if record is None or not agent or not key or (body["agent"], body["key"]) != (agent, key):
             raise Unauthenticated("this agent was removed, or another took its place", "falaj agents invite, and join")
-        return Actor(f"agent.{zone}", HOUSE, kind="agent", zone=zone)
+        return Actor(f"agent.{zone}", SYSTEM_TENANT, kind="agent", zone=zone)
 
-    def came(self, ctx: Context, zone: str, there: bool) -> None:
+    def came(self, ctx: CallContext, zone: str, is_present: bool) -> None:
         """Note that the agent of a zone is there, or is no more."""
-        with self._ledger.write(house_of(ctx)) as tx:
-            old = tx.key(house_key("agent", zone))
-            if old is not None and not (relay_of(zone).connected and not there):
-                body = {**old.body, "there": there, "since": ctx.now()}
-                self._save(tx, zone, body, old, "agents.arrive" if there else "agents.leave")
+        with self._ledger.write(make_system_context(ctx)) as tx:
+            previous = tx.key(make_system_key("agent", zone))
+            if previous is not None and not (get_relay(zone).connected and not is_present):
+                body = {**previous.body, "there": is_present, "since": ctx.now()}
+                self._save_agent(tx, zone, body, previous, "agents.arrive" if is_present else "agents.leave")
 
-    def _save(
-        self, tx: Writer, zone: str, body: Mapping[str, Any], old: Record | None, said: str, agent: str = ""
+    def _save_agent(
+        self,
+        tx: LedgerWriter,
+        zone: str,
+        body: Mapping[str, Any],
+        previous: LedgerRecord | None,
+        event_name: str,
+        agent: str = "",
     ) -> None:
-        record = tx.put(house_key("agent", zone), dict(body), rev=old.rev if old else None)
-        tx.emit(said, record.ref, zone=zone, agent=agent)
+        record = tx.put(make_system_key("agent", zone), dict(body), rev=previous.rev if previous else None)
+        tx.emit(event_name, record.ref, zone=zone, agent=agent)
 
 
-_NEW = {
+_EMPTY_BODY = {
     "agent": "",
     "key": "",
     "invited": "",
@@ -224,13 +235,13 @@ _NEW = {
 }
 
 
-def _body(record: Record | None) -> dict[str, Any]:
-    return {**_NEW, **(record.body if record is not None else {})}
+def _build_agent_body(record: LedgerRecord | None) -> dict[str, Any]:
+    return {**_EMPTY_BODY, **(record.body if record is not None else {})}
 
 
-def _view(record: Record) -> AgentView:
-    body, zone = _body(record), record.key.name
-    relay = relay_of(zone)
+def _to_agent_view(record: LedgerRecord) -> AgentView:
+    body, zone = _build_agent_body(record), record.key.name
+    relay = get_relay(zone)
     if not body["agent"]:
         return AgentView(zone, "invited", body["invited_at"])
     if relay.connected:
@@ -238,11 +249,11 @@ def _view(record: Record) -> AgentView:
     return AgentView(zone, "unreachable", max(relay.seen, body["since"]), relay.door, body["expires"])
 
 
-def _hash(token: str) -> str:
+def _hash_token(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
-def _house(ctx: Context) -> Context:
-    if ctx.tenant != HOUSE:
+def _require_system_tenant(ctx: CallContext) -> CallContext:
+    if ctx.tenant != SYSTEM_TENANT:
         raise Denied("agents belong to the house", "ask the people who run this installation")
-    return house_of(ctx)
+    return make_system_context(ctx)

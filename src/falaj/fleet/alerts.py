@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from falaj.core.context import HOUSE, Context
+from falaj.core.context import SYSTEM_TENANT, CallContext
 from falaj.core.data import dataclass
-from falaj.core.event import new_id
-from falaj.core.ports import Key
+from falaj.core.event import generate_id
+from falaj.core.ports import RecordKey
 from falaj.fleet import health
-from falaj.fleet.kinds import ADVICE, IDLE, Sign
-from falaj.fleet.use import every, house_key
-from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.records import Record
+from falaj.fleet.alert_kinds import ADVICE, IDLE, AlertSignal
+from falaj.fleet.fleet_use import iter_records, make_system_key
+from falaj.store.ledger import Ledger, LedgerReader, LedgerWriter
+from falaj.store.records import LedgerRecord
 
-KIND = "alert"
-OPEN: Mapping[str, str] = {"open": "1"}
+ALERT_KIND = "alert"
+OPEN_TERMS: Mapping[str, str] = {"open": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,129 +36,135 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class AlertSubject:
     """What an alert is about: whose figures showed it, on which node, and which job's business it is, if one's."""
 
     of: str
     node: str
-    job: Record | None = None
+    job: LedgerRecord | None = None
 
     @property
     def tenant(self) -> str:
         """Whose alert it is."""
-        return self.job.key.tenant if self.job else HOUSE
+        return self.job.key.tenant if self.job else SYSTEM_TENANT
 
     def mark(self, kind: str, part: str) -> str:
         """What makes two alerts the same."""
         return f"{kind}|{part}|{self.of}"
 
 
-def say(tx: Writer, about: About, sign: Sign, now: float) -> None:
+def update_alert(tx: LedgerWriter, subject: AlertSubject, signal: AlertSignal, now: float) -> None:
     """Open an alert, or close it; the same again is nothing new."""
-    mark = about.mark(sign.kind, sign.part)
-    known = tx.find(KIND, tenant=about.tenant, terms={"mark": mark, **OPEN}).records
-    if sign.opens and not known:
-        _open(tx, about, sign, now)
-    for record in known if not sign.opens else ():
-        end(tx, record, sign.since)
+    dedup_key = subject.mark(signal.kind, signal.part)
+    open_records = tx.find(ALERT_KIND, tenant=subject.tenant, terms={"mark": dedup_key, **OPEN_TERMS}).records
+    if signal.opens and not open_records:
+        _open_alert(tx, subject, signal, now)
+    for record in open_records if not signal.opens else ():
+        close_alert(tx, record, signal.since)
 
 
-def _open(tx: Writer, about: About, sign: Sign, now: float) -> None:
-    job = about.job
+def _open_alert(tx: LedgerWriter, subject: AlertSubject, signal: AlertSignal, now: float) -> None:
+    job = subject.job
     job_name = str(job.ref.bare) if job else ""
     body = {
-        "kind": sign.kind, "part": sign.part, "of": about.of, "node": about.node, "job": job_name,
+        "kind": signal.kind, "part": signal.part, "of": subject.of, "node": subject.node, "job": job_name,
         "id": job.body["id"] if job else "", "attempt": job.body["attempt"]["id"] if job else "",
-        "since": sign.since, "opened": now, "until": 0.0, "text": sign.text,
+        "since": signal.since, "opened": now, "until": 0.0, "text": signal.text,
     }  # fmt: skip
-    key = Key(about.tenant, KIND, job.key.project if job else HOUSE, f"{sign.kind}-{new_id()}")
+    key = RecordKey(
+        subject.tenant, ALERT_KIND, job.key.project if job else SYSTEM_TENANT, f"{signal.kind}-{generate_id()}"
+    )
     label, zone = (job.label, job.zone) if job else (None, "")
-    terms = {"mark": about.mark(sign.kind, sign.part), "kind": sign.kind, **OPEN}
+    terms = {"mark": subject.mark(signal.kind, signal.part), "kind": signal.kind, **OPEN_TERMS}
     record = tx.put(key, body, label=label, zone=zone, terms=terms)
-    tx.emit("clusters.alert", record.ref, (), tenant=about.tenant, kind=sign.kind, node=about.node, job=job_name)
+    tx.emit("clusters.alert", record.ref, (), tenant=subject.tenant, kind=signal.kind, node=subject.node, job=job_name)
 
 
-def end(tx: Writer, old: Record, until: float) -> None:
+def close_alert(tx: LedgerWriter, previous: LedgerRecord, until: float) -> None:
     """Close an alert."""
-    terms = {name: value for name, value in old.terms.items() if name != "open"}
-    record = tx.put(old.key, {**old.body, "until": until}, rev=old.rev, terms=terms)
-    kind, node, job = (str(old.body[name]) for name in ("kind", "node", "job"))
-    tx.emit("clusters.calm", record.ref, tenant=old.key.tenant, kind=kind, node=node, job=job)
+    terms = {name: value for name, value in previous.terms.items() if name != "open"}
+    record = tx.put(previous.key, {**previous.body, "until": until}, rev=previous.rev, terms=terms)
+    kind, node, job = (str(previous.body[name]) for name in ("kind", "node", "job"))
+    tx.emit("clusters.calm", record.ref, tenant=previous.key.tenant, kind=kind, node=node, job=job)
 
 
-def opened(tx: Reader, tenants: Iterable[str]) -> Iterator[Record]:
+def iter_open_alerts(tx: LedgerReader, tenants: Iterable[str]) -> Iterator[LedgerRecord]:
     """Every alert that lasts."""
     for tenant in tenants:
-        yield from every(tx, KIND, tenant, OPEN)
+        yield from iter_records(tx, ALERT_KIND, tenant, OPEN_TERMS)
 
 
-def listed(ctx: Context, tx: Reader, tenants: Iterable[str], since: float, *, lasting: bool) -> list[Alert]:
+def list_alerts(
+    ctx: CallContext, tx: LedgerReader, tenants: Iterable[str], since: float, *, lasting: bool
+) -> list[Alert]:
     """Alerts that a caller may see, newest first. Of others' jobs the house sees that there is one, and whose."""
-    found: list[Alert] = []
+    alerts: list[Alert] = []
     for tenant in tenants:
-        mine = tenant == ctx.tenant
-        cells = ctx.cells(KIND) if mine else None
-        records = _recent(tx, tenant, OPEN if lasting else {}, since, cells)
-        found += [_alert(record.body, "" if mine else tenant) for record in records]
-    return sorted(found, key=lambda one: -one.since)
+        is_own = tenant == ctx.tenant
+        visible_scopes = ctx.cells(ALERT_KIND) if is_own else None
+        records = _iter_recent(tx, tenant, OPEN_TERMS if lasting else {}, since, visible_scopes)
+        alerts += [_to_alert(record.body, "" if is_own else tenant) for record in records]
+    return sorted(alerts, key=lambda alert: -alert.since)
 
 
-def idle_seconds(tx: Reader, tenant: str, since: float, until: float) -> dict[str, float]:
+def sum_idle_seconds(tx: LedgerReader, tenant: str, since: float, until: float) -> dict[str, float]:
     """GPU-seconds that jobs held idle in a window, by the id of the job."""
-    found: dict[str, float] = {}
-    for record in _recent(tx, tenant, {"kind": IDLE}, since, None):
+    idle_by_job: dict[str, float] = {}
+    for record in _iter_recent(tx, tenant, {"kind": IDLE}, since, None):
         body = record.body
-        span = min(until, body["until"] or until) - max(since, body["since"])
-        if span > 0 and body["id"]:
-            found[body["id"]] = found.get(body["id"], 0.0) + span
-    return found
+        overlap_s = min(until, body["until"] or until) - max(since, body["since"])
+        if overlap_s > 0 and body["id"]:
+            idle_by_job[body["id"]] = idle_by_job.get(body["id"], 0.0) + overlap_s
+    return idle_by_job
 
 
-def _recent(
-    tx: Reader, tenant: str, terms: Mapping[str, str], since: float, cells: frozenset[str] | None
-) -> Iterator[Record]:
+def _iter_recent(
+    tx: LedgerReader, tenant: str, terms: Mapping[str, str], since: float, visible_scopes: frozenset[str] | None
+) -> Iterator[LedgerRecord]:
     """Alerts that lasted at some time since; by when they were written, which is never before their end."""
     after = ""
     while True:
-        page = tx.find(KIND, tenant=tenant, terms=terms, cells=cells, newest=True, after=after, limit=1000)
-        fresh = [record for record in page.records if record.at >= since or not record.body["until"]]
-        yield from fresh
+        page = tx.find(
+            ALERT_KIND, tenant=tenant, terms=terms, scopes=visible_scopes, newest_first=True, after=after, limit=1000
+        )
+        recent = [record for record in page.records if record.at >= since or not record.body["until"]]
+        yield from recent
         after = page.next
-        if not after or (len(fresh) < len(page.records) and "open" not in terms):
+        if not after or (len(recent) < len(page.records) and "open" not in terms):
             return
 
 
-def ail(ledger: Ledger, ctx: Context, node: str, amounts: Mapping[str, float]) -> None:
+def record_health_causes(ledger: Ledger, ctx: CallContext, node: str, amounts: Mapping[str, float]) -> None:
     """Write down what went wrong with a node."""
     cluster, _, name = node.partition("/")
-    key = house_key("ailment", name, cluster)
+    key = make_system_key("ailment", name, cluster)
     with ledger.project(ctx) as tx:
-        old = tx.key(key)
-        parts = _parts(old)
-        for what, amount in amounts.items():
-            parts = health.more(parts, what, amount, ctx.now())
-        tx.put(key, {"node": node, "parts": parts}, rev=old.rev if old else None)
+        previous = tx.key(key)
+        parts = _read_parts(previous)
+        for cause, amount in amounts.items():
+            parts = health.add_cause(parts, cause, amount, ctx.now())
+        tx.put(key, {"node": node, "parts": parts}, rev=previous.rev if previous else None)
 
 
-def healths(tx: Reader, nodes: Iterable[str], now: float) -> list[health.NodeHealth]:
+def list_healths(tx: LedgerReader, nodes: Iterable[str], now: float) -> list[health.NodeHealth]:
     """How well these nodes are, the most ill first."""
-    known = {record.body["node"]: _parts(record) for record in every(tx, "ailment", HOUSE)}
-    found = [health.judged(node, known.get(node, {}), now) for node in nodes]
-    return sorted(found, key=lambda one: (one.score, one.node))
+    parts_by_node = {record.body["node"]: _read_parts(record) for record in iter_records(tx, "ailment", SYSTEM_TENANT)}
+    healths = [health.judge_health(node, parts_by_node.get(node, {}), now) for node in nodes]
+    return sorted(healths, key=lambda node_health: (node_health.score, node_health.node))
 
 
-def blame(ledger: Ledger, ctx: Context, nodes: Iterable[str], word: str) -> None:
+def record_blame(ledger: Ledger, ctx: CallContext, nodes: Iterable[str], cause: str) -> None:
     """An attempt ended for no fault of its own: its nodes share the suspicion."""
-    known = sorted(set(nodes))
-    for node in known:
-        ail(ledger, ctx, node, {word: 1 / len(known)})
+    node_names = sorted(set(nodes))
+    for node in node_names:
+        record_health_causes(ledger, ctx, node, {cause: 1 / len(node_names)})
 
 
-def _parts(record: Record | None) -> health.Parts:
+def _read_parts(record: LedgerRecord | None) -> health.HealthParts:
     return {name: (value, at) for name, (value, at) in record.body["parts"].items()} if record else {}
 
 
-def _alert(body: Mapping[str, Any], tenant: str) -> Alert:
+def _to_alert(body: Mapping[str, Any], tenant: str) -> Alert:
     job = f"a job of {tenant}" if tenant and body["job"] else body["job"]
     names = ("kind", "node", "part", "since", "until", "text")
     return Alert(job=job, advice=ADVICE[body["kind"]], **{name: body[name] for name in names})

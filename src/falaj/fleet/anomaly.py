@@ -10,67 +10,78 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from falaj.fleet.frames import Numbers
-from falaj.fleet.kinds import DISK, FAULT, HEAT, IDLE, LEAK, STARVED, STRAGGLER, Sign
+from falaj.fleet.alert_kinds import DISK, FAULT, HEAT, IDLE, LEAK, STARVED, STRAGGLER, AlertSignal
+from falaj.fleet.figure_frames import FloatArray
 
 _WINDOWS: Mapping[str, tuple[int, int]] = {
     IDLE: (600, 600), LEAK: (600, 1200), HEAT: (180, 600), FAULT: (0, 86_400), STRAGGLER: (600, 600),
     STARVED: (600, 600), DISK: (300, 1800),
 }  # fmt: skip
 """How long a sign must be there before it opens, and gone before it closes."""
-GAP_S = 180
+MAX_SILENCE_S = 180
 """Nothing opens across a silence so long."""
-IDLE_BUSY, LOADED_BUSY, STARVED_BUSY, HOT, SLOW, FULL = 5, 50, 40, 86, 0.85, 0.95
-SOON_S, DISK_SOON_S, APART = 6 * 3600, 24 * 3600, 4.0
-_SHARE = 0.95
-_TREND = 60
+IDLE_BUSY_PERCENT, LOADED_BUSY_PERCENT, STARVED_BUSY_PERCENT, HOT_CELSIUS, SLOW_CLOCK_SHARE, FULL_CPU_SHARE = (
+    5,
+    50,
+    40,
+    86,
+    0.85,
+    0.95,
+)
+LEAK_HORIZON_S, DISK_HORIZON_S, OUTLIER_DEVIATIONS = 6 * 3600, 24 * 3600, 4.0
+_LATCH_SHARE = 0.95
+_TREND_MINUTES = 60
 """Minutes that a trend is made of; with fewer than half of them nobody knows."""
 
 
-class Latch:
+class AlertLatch:
     """The memory of one sign."""
 
-    def __init__(self, windows: tuple[float, float], *, opened: bool = False) -> None:
-        self.opened = opened
+    def __init__(self, windows: tuple[float, float], *, is_open: bool = False) -> None:
+        self.opened = is_open
         self.since = 0.0
         self._windows = windows
-        self._seen: deque[tuple[float, bool]] = deque()
-        self._bad = 0
+        self._observations: deque[tuple[float, bool]] = deque()
+        self._bad_count = 0
 
-    def feed(self, at: float, bad: bool) -> bool:
+    def feed(self, observed_at: float, is_bad: bool) -> bool:
         """Take one look; True when the latch turned."""
-        last = self._seen[-1][0] if self._seen else at - 1
-        if at <= last:
+        last_at = self._observations[-1][0] if self._observations else observed_at - 1
+        if observed_at <= last_at:
             return False
-        if at - last > GAP_S and not self.opened:
-            self._forget()
-        self._seen.append((at, bad))
-        self._bad += bad
-        span = self._windows[self.opened]
-        while len(self._seen) > 1 and self._seen[1][0] <= at - span:
-            self._bad -= self._seen.popleft()[1]
-        wanted = self._bad if not self.opened else len(self._seen) - self._bad
-        if at - self._seen[0][0] < span or wanted < _SHARE * len(self._seen) or bad == self.opened:
+        if observed_at - last_at > MAX_SILENCE_S and not self.opened:
+            self._reset_window()
+        self._observations.append((observed_at, is_bad))
+        self._bad_count += is_bad
+        window_s = self._windows[self.opened]
+        while len(self._observations) > 1 and self._observations[1][0] <= observed_at - window_s:
+            self._bad_count -= self._observations.popleft()[1]
+        agreeing = self._bad_count if not self.opened else len(self._observations) - self._bad_count
+        if (
+            observed_at - self._observations[0][0] < window_s
+            or agreeing < _LATCH_SHARE * len(self._observations)
+            or is_bad == self.opened
+        ):
             return False
-        self.opened, self.since = not self.opened, self._seen[0][0]
-        self._forget()
+        self.opened, self.since = not self.opened, self._observations[0][0]
+        self._reset_window()
         return True
 
-    def _forget(self) -> None:
-        self._seen.clear()
-        self._bad = 0
+    def _reset_window(self) -> None:
+        self._observations.clear()
+        self._bad_count = 0
 
 
-class Trend:
+class MinuteTrend:
     """The last hour of one figure by minutes, and where it leads."""
 
     def __init__(self) -> None:
-        self._minutes: deque[tuple[int, float]] = deque(maxlen=_TREND)
+        self._minutes: deque[tuple[int, float]] = deque(maxlen=_TREND_MINUTES)
 
-    def feed(self, at: float, value: float) -> bool:
+    def feed(self, measured_at: float, value: float) -> bool:
         """Take a value; True when a minute is over."""
-        minute = int(at) // 60
-        if self._minutes and minute - self._minutes[-1][0] > GAP_S // 60:
+        minute = int(measured_at) // 60
+        if self._minutes and minute - self._minutes[-1][0] > MAX_SILENCE_S // 60:
             self._minutes.clear()
         if self._minutes and self._minutes[-1][0] == minute:
             self._minutes[-1] = (minute, max(value, self._minutes[-1][1]))
@@ -84,14 +95,14 @@ class Trend:
         The median of all slopes; nearly all pairs must agree on the direction, the newest third must keep the pace,
         and the climb must be worth speaking of.
         """
-        if len(self._minutes) < _TREND // 2 or limit <= 0:
+        if len(self._minutes) < _TREND_MINUTES // 2 or limit <= 0:
             return None
         if self._minutes[-2][1] - self._minutes[0][1] < limit / 40:
             return None  # most that is looked at goes nowhere, and is cheap to tell
         x, y = np.array(list(self._minutes)[:-1], np.float64).T
-        slope, agree = _slope(x, y)
-        newest, _ = _slope(x[-len(x) // 3 :], y[-len(x) // 3 :])
-        if slope <= 0 or agree < 0.9 or newest < slope / 2 or slope * (x[-1] - x[0]) < limit / 20:
+        slope, climbing_share = _compute_median_slope(x, y)
+        newest, _ = _compute_median_slope(x[-len(x) // 3 :], y[-len(x) // 3 :])
+        if slope <= 0 or climbing_share < 0.9 or newest < slope / 2 or slope * (x[-1] - x[0]) < limit / 20:
             return None
         return max(0.0, float((limit - y[-1]) / slope * 60))
 
@@ -106,138 +117,168 @@ class SlotLimit:
     memory_mib: float
 
 
-class Watch:
+class TargetWatch:
     """The latches of one subject, a node or a run. Those known to be open begin so."""
 
-    def __init__(self, opened: Iterable[tuple[str, str]] = ()) -> None:
-        self._opened = set(opened)
-        self._latches: dict[tuple[str, str], Latch] = {}
-        self._trends: dict[str, Trend] = {}
+    def __init__(self, open_alerts: Iterable[tuple[str, str]] = ()) -> None:
+        self._open_alerts = set(open_alerts)
+        self._latches: dict[tuple[str, str], AlertLatch] = {}
+        self._trends: dict[str, MinuteTrend] = {}
         self._windows: dict[str, deque[tuple[float, float]]] = {}
-        self._looked = 0
+        self._last_minute = 0
         self._owners: dict[str, str] = {}
 
-    def node(self, at: float, figures: Mapping[str, float], held: Mapping[int, str]) -> list[Sign]:
-        """Look at one sample of a node; `held` says which job has each of its devices."""
-        found: list[Sign] = []
+    def node(
+        self, sampled_at: float, figures: Mapping[str, float], owner_by_device: Mapping[int, str]
+    ) -> list[AlertSignal]:
+        """Look at one sample of a node; `owner_by_device` says which job has each of its devices."""
+        signals: list[AlertSignal] = []
         for device in sorted({name.partition(".")[0] for name in figures if name.endswith(".busy")}):
-            mine = {name.partition(".")[2]: value for name, value in figures.items() if name.startswith(f"{device}.")}
-            owner = held.get(int(device), "") if device.isdigit() else ""
+            device_figures = {
+                name.partition(".")[2]: value for name, value in figures.items() if name.startswith(f"{device}.")
+            }
+            owner = owner_by_device.get(int(device), "") if device.isdigit() else ""
             if self._owners.setdefault(device, owner) != owner:
-                self._new_owner(device, owner)
-            found += self._device(at, device, mine, bool(owner))
+                self._change_owner(device, owner)
+            signals += self._check_device(sampled_at, device, device_figures, bool(owner))
         if "disk" in figures and figures.get("disk_total"):
-            found += self._disk(at, figures["disk"], figures["disk_total"])
-        return found
+            signals += self._check_disk(sampled_at, figures["disk"], figures["disk_total"])
+        return signals
 
-    def run(self, at: float, figures: Mapping[str, float], slots: Mapping[int, SlotLimit]) -> list[Sign]:
+    def run(self, sampled_at: float, figures: Mapping[str, float], slots: Mapping[int, SlotLimit]) -> list[AlertSignal]:
         """Look at one sample of a run; `slots` says what each was given."""
-        found: list[Sign] = []
+        signals: list[AlertSignal] = []
         for slot, limit in slots.items():
             busy, cpu, rss = (figures.get(f"{slot}.{name}") for name in ("busy", "cpu", "rss"))
             if busy is not None and cpu is not None:
-                starved = busy < STARVED_BUSY and cpu >= FULL * limit.cpus
+                is_starved = busy < STARVED_BUSY_PERCENT and cpu >= FULL_CPU_SHARE * limit.cpus
                 text = f"its GPUs are {busy:.0f} % busy while its {limit.cpus:g} CPUs are full"
-                found += self._say(STARVED, str(slot), at, starved, text)
+                signals += self._update_latch(STARVED, str(slot), sampled_at, is_starved, text)
             if rss is not None:
-                found += self._leak(f"slot {slot}", at, rss, limit.memory_mib)
+                signals += self._check_leak(f"slot {slot}", sampled_at, rss, limit.memory_mib)
         for name, value in figures.items():
             if name.endswith((".busy", ".power", ".pace")):
-                self._windows.setdefault(name, deque(maxlen=120)).append((at, value))
-        if int(at) // 60 != self._looked:
-            self._looked = int(at) // 60
-            found += self._stragglers(at, slots)
-        return found
+                self._windows.setdefault(name, deque(maxlen=120)).append((sampled_at, value))
+        if int(sampled_at) // 60 != self._last_minute:
+            self._last_minute = int(sampled_at) // 60
+            signals += self._check_stragglers(sampled_at, slots)
+        return signals
 
-    def _new_owner(self, device: str, owner: str) -> None:
+    def _change_owner(self, device: str, owner: str) -> None:
         """What another job did with a device is nothing that this one did."""
         self._owners[device] = owner
         for key in ((IDLE, device), (LEAK, f"GPU {device}")):
             self._latches.pop(key, None)
-            self._opened.discard(key)
+            self._open_alerts.discard(key)
         self._trends.pop(f"GPU {device}", None)
 
-    def _device(self, at: float, device: str, mine: Mapping[str, float], held: bool) -> list[Sign]:
-        busy = mine["busy"]
-        found = self._say(IDLE, device, at, held and busy < IDLE_BUSY, f"GPU {device} is held and does nothing")
-        if "temperature" in mine or "throttled" in mine:
-            clock, most, heat = mine.get("clock", 0.0), mine.get("clock_most", 0.0), mine.get("temperature", 0.0)
+    def _check_device(
+        self, sampled_at: float, device: str, device_figures: Mapping[str, float], is_held: bool
+    ) -> list[AlertSignal]:
+        busy = device_figures["busy"]
+        signals = self._update_latch(
+            IDLE, device, sampled_at, is_held and busy < IDLE_BUSY_PERCENT, f"GPU {device} is held and does nothing"
+        )
+        if "temperature" in device_figures or "throttled" in device_figures:
+            clock, max_clock, temperature = (
+                device_figures.get("clock", 0.0),
+                device_figures.get("clock_most", 0.0),
+                device_figures.get("temperature", 0.0),
+            )
             # A driver that says why it slows down is believed: at its power limit a healthy device is slow and warm.
-            slow = mine["throttled"] > 0 if "throttled" in mine else heat >= HOT and 0 < clock < SLOW * most
-            text = f"GPU {device} slows down at {heat:.0f} °C: {clock:.0f} of {most:.0f} MHz"
-            found += self._say(HEAT, device, at, slow and busy >= LOADED_BUSY, text)
-        faults = mine.get("xid", 0.0) + mine.get("ecc", 0.0)
-        if "xid" in mine or "ecc" in mine:
-            found += self._say(FAULT, device, at, faults > 0, f"GPU {device} reports {faults:.0f} hardware errors")
-        if "memory" in mine and "memory_total" in mine and held:
-            found += self._leak(f"GPU {device}", at, mine["memory"], mine["memory_total"])
-        return found
+            is_throttled = (
+                device_figures["throttled"] > 0
+                if "throttled" in device_figures
+                else temperature >= HOT_CELSIUS and 0 < clock < SLOW_CLOCK_SHARE * max_clock
+            )
+            text = f"GPU {device} slows down at {temperature:.0f} °C: {clock:.0f} of {max_clock:.0f} MHz"
+            signals += self._update_latch(HEAT, device, sampled_at, is_throttled and busy >= LOADED_BUSY_PERCENT, text)
+        faults = device_figures.get("xid", 0.0) + device_figures.get("ecc", 0.0)
+        if "xid" in device_figures or "ecc" in device_figures:
+            signals += self._update_latch(
+                FAULT, device, sampled_at, faults > 0, f"GPU {device} reports {faults:.0f} hardware errors"
+            )
+        if "memory" in device_figures and "memory_total" in device_figures and is_held:
+            signals += self._check_leak(
+                f"GPU {device}", sampled_at, device_figures["memory"], device_figures["memory_total"]
+            )
+        return signals
 
-    def _leak(self, part: str, at: float, value: float, limit: float) -> list[Sign]:
-        trend = self._trends.setdefault(part, Trend())
-        if not trend.feed(at, value):
+    def _check_leak(self, part: str, sampled_at: float, value: float, limit: float) -> list[AlertSignal]:
+        trend = self._trends.setdefault(part, MinuteTrend())
+        if not trend.feed(sampled_at, value):
             return []
-        left = trend.left_s(limit)
-        text = f"memory of {part} grows steadily and reaches its limit in {(left or 0) / 3600:.1f} hours"
-        return self._say(LEAK, part, at, left is not None and left < SOON_S, text)
+        left_s = trend.left_s(limit)
+        text = f"memory of {part} grows steadily and reaches its limit in {(left_s or 0) / 3600:.1f} hours"
+        return self._update_latch(LEAK, part, sampled_at, left_s is not None and left_s < LEAK_HORIZON_S, text)
 
-    def _disk(self, at: float, free: float, total: float) -> list[Sign]:
-        trend = self._trends.setdefault("disk", Trend())
-        if not trend.feed(at, total - free):
+    def _check_disk(self, sampled_at: float, free: float, total: float) -> list[AlertSignal]:
+        trend = self._trends.setdefault("disk", MinuteTrend())
+        if not trend.feed(sampled_at, total - free):
             return []
-        left = trend.left_s(total)
-        full = free < total * 0.03
+        left_s = trend.left_s(total)
+        is_full = free < total * 0.03
         text = f"{free / 1024:.0f} GiB of {total / 1024:.0f} GiB are left on its disk"
-        text += f", full in {left / 3600:.0f} hours" if left is not None else ""
-        return self._say(DISK, "", at, full or (left is not None and left < DISK_SOON_S), text)
+        text += f", full in {left_s / 3600:.0f} hours" if left_s is not None else ""
+        return self._update_latch(
+            DISK, "", sampled_at, is_full or (left_s is not None and left_s < DISK_HORIZON_S), text
+        )
 
-    def _stragglers(self, at: float, slots: Mapping[int, SlotLimit]) -> list[Sign]:
+    def _check_stragglers(self, sampled_at: float, slots: Mapping[int, SlotLimit]) -> list[AlertSignal]:
         """Members of a gang whose five minutes are far from the others'. Only the like are compared."""
         groups: dict[tuple[str, str], dict[str, float]] = {}
-        for name, seen in self._windows.items():
-            recent = [value for when, value in seen if when > at - 300]
+        for name, samples in self._windows.items():
+            recent = [value for when, value in samples if when > sampled_at - 300]
             member, _, figure = name.partition(".")
             role = slots[int(member)].role if member.isdigit() and int(member) in slots else "rank"
             if recent:
                 groups.setdefault((role, figure), {})[member] = float(np.median(recent))
-        apart: dict[str, str] = {}
+        outlier_texts: dict[str, str] = {}
         members: set[str] = set()
         for (_, figure), values in sorted(groups.items()):
             members |= set(values)
-            for member, (value, middle) in _apart(values).items():
-                apart[member] = f"{_member(member)} has {figure} {value:.3g} where the others have {middle:.3g}"
-        said = (
-            (member, self._say(STRAGGLER, member, at, member in apart, apart.get(member, ""))) for member in members
+            for member, (value, median) in _find_outliers(values).items():
+                outlier_texts[member] = (
+                    f"{_format_member(member)} has {figure} {value:.3g} where the others have {median:.3g}"
+                )
+        signals_by_member = (
+            (
+                member,
+                self._update_latch(
+                    STRAGGLER, member, sampled_at, member in outlier_texts, outlier_texts.get(member, "")
+                ),
+            )
+            for member in members
         )
-        return [sign for _, signs in sorted(said) for sign in signs]
+        return [signal for _, signs in sorted(signals_by_member) for signal in signs]
 
-    def _say(self, kind: str, part: str, at: float, bad: bool, text: str) -> list[Sign]:
+    def _update_latch(self, kind: str, part: str, sampled_at: float, is_bad: bool, text: str) -> list[AlertSignal]:
         latch = self._latches.get((kind, part))
         if latch is None:
-            opened = (kind, part) in self._opened
-            if not bad and not opened and kind != IDLE:
+            was_open = (kind, part) in self._open_alerts
+            if not is_bad and not was_open and kind != IDLE:
                 return []  # most parts never show most signs: no memory is spent on those
-            latch = self._latches[kind, part] = Latch(_WINDOWS[kind], opened=opened)
-        if not latch.feed(at, bad):
+            latch = self._latches[kind, part] = AlertLatch(_WINDOWS[kind], is_open=was_open)
+        if not latch.feed(sampled_at, is_bad):
             return []
-        return [Sign(kind, part, latch.opened, latch.since, text if latch.opened else "")]
+        return [AlertSignal(kind, part, latch.opened, latch.since, text if latch.opened else "")]
 
 
-def _apart(values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+def _find_outliers(values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Who stands apart from the median by more than APART robust deviations, and a twentieth of the median each."""
     if len(values) < 3:
         return {}
-    middle = float(np.median(list(values.values())))
-    spread = 1.4826 * float(np.median([abs(value - middle) for value in values.values()]))
-    limit = APART * max(spread, abs(middle) / 20, 1e-9)
-    return {member: (value, middle) for member, value in values.items() if abs(value - middle) > limit}
+    median = float(np.median(list(values.values())))
+    spread = 1.4826 * float(np.median([abs(value - median) for value in values.values()]))
+    limit = OUTLIER_DEVIATIONS * max(spread, abs(median) / 20, 1e-9)
+    return {member: (value, median) for member, value in values.items() if abs(value - median) > limit}
 
 
-def _member(name: str) -> str:
+def _format_member(name: str) -> str:
     return f"rank {name[1:]}" if name.startswith("r") else f"slot {name}"
 
 
-def _slope(x: Numbers, y: Numbers) -> tuple[float, float]:
+def _compute_median_slope(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     """The median slope over all pairs, and what part of them climb."""
     first, second = np.triu_indices(len(x), 1)
     slopes = (y[second] - y[first]) / (x[second] - x[first])

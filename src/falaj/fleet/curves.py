@@ -4,46 +4,51 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from falaj.fleet.frames import Frame
-from falaj.fleet.pools import NAMES
-from falaj.fleet.signs import Figure, PoolLoad
-from falaj.fleet.subjects import HOUR_S, KEPT_S, Subject
-from falaj.fleet.telemetry import Telemetry
-from falaj.track.draw import spark
+from falaj.fleet.figure_frames import FigureFrame
+from falaj.fleet.pool_loads import LOAD_FIGURES
+from falaj.fleet.telemetry import TelemetryStore
+from falaj.fleet.telemetry_operations import Figure, PoolLoad
+from falaj.fleet.telemetry_targets import HOUR_S, RETENTION_S, TelemetryTarget
+from falaj.track.text_charts import format_sparkline
 
-BINS = 60
+CURVE_STEPS = 60
 
 
-def curves(telemetry: Telemetry, subject: Subject, now: float, span: int) -> tuple[Figure, ...]:
+def build_figures(telemetry: TelemetryStore, target: TelemetryTarget, now: float, window_s: int) -> tuple[Figure, ...]:
     """Every figure of a subject over so long, at the level that is kept for so long."""
-    level = next(name for name, kept in KEPT_S.items() if span <= kept)
-    frame = telemetry.read([subject], now - span, level)[subject]
+    level = next(name for name, retention_s in RETENTION_S.items() if window_s <= retention_s)
+    frame = telemetry.read([target], now - window_s, level)[target]
     return tuple(
-        _figure(name, frame, (now - span, now)) for name in sorted(frame.columns) if not name.endswith(("^", "_total"))
+        _build_figure(name, frame, (now - window_s, now))
+        for name in sorted(frame.columns)
+        if not name.endswith(("^", "_total"))
     )
 
 
-def _figure(name: str, frame: Frame, span: tuple[float, float]) -> Figure:
+def _build_figure(name: str, frame: FigureFrame, span: tuple[float, float]) -> Figure:
     values = frame.column(name)
-    told = values[~np.isnan(values)]
+    known_values = values[~np.isnan(values)]
     highest = frame.columns.get(f"{name}^", values)
-    places = ((frame.times - span[0]) / max(1.0, span[1] - span[0]) * BINS).clip(0, BINS - 1).astype(int)
-    parts = [values[(places == step) & ~np.isnan(values)] for step in range(BINS)]
-    curve = [float(part.mean()) if len(part) else None for part in parts]
-    shape = spark([float("nan") if value is None else value for value in curve], BINS)
-    ends = (_short(told[-1]), _short(told.mean()), _short(np.nanmax(highest)))
-    return Figure(name, shape, *ends, tuple(value if value is None else _short(value) for value in curve))
+    steps = ((frame.times - span[0]) / max(1.0, span[1] - span[0]) * CURVE_STEPS).clip(0, CURVE_STEPS - 1).astype(int)
+    parts = [values[(steps == step) & ~np.isnan(values)] for step in range(CURVE_STEPS)]
+    curve = [float(values_in_step.mean()) if len(values_in_step) else None for values_in_step in parts]
+    shape = format_sparkline([float("nan") if value is None else value for value in curve], CURVE_STEPS)
+    ends = (_round_short(known_values[-1]), _round_short(known_values.mean()), _round_short(np.nanmax(highest)))
+    return Figure(name, shape, *ends, tuple(value if value is None else _round_short(value) for value in curve))
 
 
-def pool_load(name: str, newest: Frame, hours: Frame, span: tuple[float, float]) -> PoolLoad:
+def build_pool_load(name: str, newest: FigureFrame, hours: FigureFrame, span: tuple[float, float]) -> PoolLoad:
     """How full a pool is and was, in whole GPUs or CPUs."""
-    now = newest.newest() if len(newest) else hours.newest()
-    held = dict(zip(hours.times.tolist(), hours.column("held").tolist(), strict=True))
+    current = newest.newest() if len(newest) else hours.newest()
+    held_by_hour = dict(zip(hours.times.tolist(), hours.column("held").tolist(), strict=True))
     moments: Sequence[int] = range(int(span[0]), int(span[1]) + 1, HOUR_S)
-    line = tuple(round(held[at] / 1000, 3) if at in held and held[at] == held[at] else None for at in moments)
-    figures = {key: now.get(key, 0.0) / 1000 for key in NAMES}
-    return PoolLoad(pool=name, since=span[0], hours=line, **figures)
+    hourly = tuple(
+        round(held_by_hour[at] / 1000, 3) if at in held_by_hour and held_by_hour[at] == held_by_hour[at] else None
+        for at in moments
+    )
+    figures = {key: current.get(key, 0.0) / 1000 for key in LOAD_FIGURES}
+    return PoolLoad(pool=name, since=span[0], hours=hourly, **figures)
 
 
-def _short(value: float) -> float:
+def _round_short(value: float) -> float:
     return float(f"{value:.4g}")

@@ -10,7 +10,7 @@ WELL, WATCH, ILL = "well", "watch", "ill"
 
 
 @dataclass(frozen=True, slots=True)
-class Ailment:
+class HealthCause:
     """One thing that can go wrong with a node: what each costs of a hundred points, and at most."""
 
     points: float
@@ -18,17 +18,17 @@ class Ailment:
     text: str
 
 
-AILMENTS: Mapping[str, Ailment] = {
-    "xid": Ailment(25, 80, "hardware errors that the driver reported (XID)"),
-    "ecc": Ailment(15, 70, "memory errors that could not be corrected (ECC)"),
-    "throttle_h": Ailment(4, 40, "hours slowed down by heat"),
-    "lost": Ailment(12, 45, "attempts lost there"),
-    "trouble": Ailment(6, 30, "attempts that failed for no fault of their own"),
-    "away": Ailment(8, 45, "times it went away"),
+HEALTH_CAUSES: Mapping[str, HealthCause] = {
+    "xid": HealthCause(25, 80, "hardware errors that the driver reported (XID)"),
+    "ecc": HealthCause(15, 70, "memory errors that could not be corrected (ECC)"),
+    "throttle_h": HealthCause(4, 40, "hours slowed down by heat"),
+    "lost": HealthCause(12, 45, "attempts lost there"),
+    "trouble": HealthCause(6, 30, "attempts that failed for no fault of their own"),
+    "away": HealthCause(8, 45, "times it went away"),
 }
 """No cause that a single job can bring about makes a node ill by itself: those stay at `watch`."""
 
-Parts = dict[str, tuple[float, float]]
+HealthParts = dict[str, tuple[float, float]]
 """By ailment: how much of it, and as of when."""
 
 
@@ -49,20 +49,22 @@ class NodeHealth:
     advice: str
 
 
-def more(parts: Mapping[str, tuple[float, float]], what: str, amount: float, now: float) -> Parts:
+def add_cause(parts: Mapping[str, tuple[float, float]], cause: str, amount: float, now: float) -> HealthParts:
     """The same with so much more of an ailment."""
-    value, at = parts.get(what, (0.0, now))
-    return {**parts, what: (_left(value, at, now) + amount, now)}
+    value, changed_at = parts.get(cause, (0.0, now))
+    return {**parts, cause: (_compute_decayed_amount(value, changed_at, now) + amount, now)}
 
 
-def judged(node: str, parts: Mapping[str, tuple[float, float]], now: float) -> NodeHealth:
+def judge_health(node: str, parts: Mapping[str, tuple[float, float]], now: float) -> NodeHealth:
     """How well a node is."""
-    amounts = {name: _left(*parts[name], now) for name in AILMENTS if name in parts}
-    points = {name: min(AILMENTS[name].most, AILMENTS[name].points * amount) for name, amount in amounts.items()}
+    amounts = {name: _compute_decayed_amount(*parts[name], now) for name in HEALTH_CAUSES if name in parts}
+    points = {
+        name: min(HEALTH_CAUSES[name].most, HEALTH_CAUSES[name].points * amount) for name, amount in amounts.items()
+    }
     score = max(0, round(100 - sum(points.values())))
     verdict = WELL if score >= 80 else WATCH if score >= 50 else ILL
     ranked = sorted((name for name in points if points[name] >= 1), key=lambda name: -points[name])
-    why = tuple(f"{amounts[name]:.1f} {AILMENTS[name].text} (-{points[name]:.0f})" for name in ranked)
+    why = tuple(f"{amounts[name]:.1f} {HEALTH_CAUSES[name].text} (-{points[name]:.0f})" for name in ranked)
     advice = {
         WELL: "",
         WATCH: "look again in a day",
@@ -71,6 +73,6 @@ def judged(node: str, parts: Mapping[str, tuple[float, float]], now: float) -> N
     return NodeHealth(node, verdict, score, why, {name: round(value, 1) for name, value in points.items()}, advice)
 
 
-def _left(value: float, at: float, now: float) -> float:
+def _compute_decayed_amount(value: float, changed_at: float, now: float) -> float:
     """What is left of it after so long; a clock that went back forgets nothing."""
-    return float(value * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S))
+    return float(value * 0.5 ** (max(0.0, now - changed_at) / HALF_LIFE_S))

@@ -5,7 +5,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from falaj.core.data import dataclass
-from falaj.core.execute import Device
+from falaj.core.executor import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ClusterCheck:
     """What a cluster answered."""
 
     cluster: str

@@ -12,24 +12,24 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from falaj.core.data import dataclass
-from falaj.core.execute import YIELDED
-from falaj.core.ports import Key
-from falaj.fleet.use import added
+from falaj.core.executor import EXIT_YIELDED
+from falaj.core.ports import RecordKey
+from falaj.fleet.fleet_use import sum_amounts
 from falaj.schedule.model import BEST_EFFORT
-from falaj.store.ledger import Reader, Writer
-from falaj.store.records import Record
+from falaj.store.ledger import LedgerReader, LedgerWriter
+from falaj.store.records import LedgerRecord
 
-KIND = "usage"
-BY = ("queue", "project", "person", "job", "model")
+USAGE_KIND = "usage"
+GROUPINGS = ("queue", "project", "person", "job", "model")
 HOUR_S, DAY_S = 3600, 86_400
-TOGETHER = 100
+MAX_ENTRIES_PER_RECORD = 100
 """So many entries lie in one record at most."""
 _GPU, _CPU, _MONEY = "gpu_s", "cpu_s", "money"
 _UNITS = {_GPU: 1000 * HOUR_S, _CPU: 1000 * HOUR_S, _MONEY: 1_000_000}
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class UsageEntry:
     """One attempt that ended: what it held, and how much of that was lost."""
 
     job: str
@@ -56,8 +56,15 @@ class UsageRow:
     """What one queue, project, person, job or model used."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
-        "name", "attempts", "gpu_hours", "lost_gpu_hours", "idle_gpu_hours", "cpu_hours", "money", "lost_to"
-    )  # fmt: skip
+        "name",
+        "attempts",
+        "gpu_hours",
+        "lost_gpu_hours",
+        "idle_gpu_hours",
+        "cpu_hours",
+        "money",
+        "lost_to",
+    )
 
     name: str
     attempts: int
@@ -82,112 +89,158 @@ class UsageTable:
     rows: tuple[UsageRow, ...]
 
 
-def spell_of(before: Record, after: Mapping[str, Any], cost: Mapping[str, int], seconds: float, now: float) -> Spell:
+def to_usage_entry(
+    before: LedgerRecord, after: Mapping[str, Any], cost: Mapping[str, int], seconds: float, now: float
+) -> UsageEntry:
     """The entry of an attempt that ended: its job before, its body after, and what its places cost for so long."""
     body = before.body
-    attempt, tried = body["attempt"], after["attempts"][-1]
-    word = tried["outcome"].partition(":")[0]
-    good = word == "succeeded" or tried["code"] == YIELDED
+    attempt, attempt_summary = body["attempt"], after["attempts"][-1]
+    outcome = attempt_summary["outcome"].partition(":")[0]
+    is_kept = outcome == "succeeded" or attempt_summary["code"] == EXIT_YIELDED
     saved_s = min(seconds, max(0.0, after["saved"] - attempt["started"])) if after["saved"] else 0.0
-    part = 0.0 if good or not seconds else (seconds - saved_s) / seconds
-    lost = {unit: min(amount, round(amount * part)) for unit, amount in cost.items()}
-    outputs = tuple(sorted(ref for ref in after["outputs"].values() if "@" in ref)) if word == "succeeded" else ()
-    return Spell(
-        str(before.ref.bare), body["id"], body["queue"], before.key.tenant, before.key.project, body["who"]["id"],
-        attempt["started"], now, "yielded" if tried["code"] == YIELDED else word, cost, lost,
-        attempt["band"] != BEST_EFFORT, tuple(tried["nodes"]), outputs,
-    )  # fmt: skip
+    lost_share = 0.0 if is_kept or not seconds else (seconds - saved_s) / seconds
+    lost = {unit: min(amount, round(amount * lost_share)) for unit, amount in cost.items()}
+    outputs = tuple(sorted(ref for ref in after["outputs"].values() if "@" in ref)) if outcome == "succeeded" else ()
+    return UsageEntry(
+        str(before.ref.bare),
+        body["id"],
+        body["queue"],
+        before.key.tenant,
+        before.key.project,
+        body["who"]["id"],
+        attempt["started"],
+        now,
+        "yielded" if attempt_summary["code"] == EXIT_YIELDED else outcome,
+        cost,
+        lost,
+        attempt["band"] != BEST_EFFORT,
+        tuple(attempt_summary["nodes"]),
+        outputs,
+    )
 
 
-def keep(tx: Writer, ended: Iterable[tuple[Record, str, Spell]]) -> None:
+def write_entries(tx: LedgerWriter, ended_attempts: Iterable[tuple[LedgerRecord, str, UsageEntry]]) -> None:
     """Write the entries of attempts down, each with its job before: under the label and zone of their jobs, so that
     who may not see a job does not see it here."""
-    alike: dict[tuple[Any, ...], list[tuple[str, Spell]]] = {}
-    for before, attempt, spell in ended:
-        place = spell.tenant, spell.project, before.label, before.zone, day_of(spell.ended)
-        alike.setdefault(place, []).append((attempt, spell))
-    for (tenant, project, label, zone, day), mine in alike.items():
-        for at in range(0, len(mine), TOGETHER):
-            some = mine[at : at + TOGETHER]
-            body = {"spells": [_plain(spell) for _, spell in some]}
-            tx.put(Key(tenant, KIND, project, some[0][0]), body, label=label, zone=zone, terms={"day": day})
+    entries_by_place: dict[tuple[Any, ...], list[tuple[str, UsageEntry]]] = {}
+    for before, attempt, entry in ended_attempts:
+        record_place = entry.tenant, entry.project, before.label, before.zone, to_day(entry.ended)
+        entries_by_place.setdefault(record_place, []).append((attempt, entry))
+    for (tenant, project, label, zone, day), place_entries in entries_by_place.items():
+        for start in range(0, len(place_entries), MAX_ENTRIES_PER_RECORD):
+            batch = place_entries[start : start + MAX_ENTRIES_PER_RECORD]
+            body = {"spells": [_to_body(entry) for _, entry in batch]}
+            tx.put(
+                RecordKey(tenant, USAGE_KIND, project, batch[0][0]), body, label=label, zone=zone, terms={"day": day}
+            )
 
 
-def spells(tx: Reader, tenant: str, since: float, until: float, cells: frozenset[str] | None) -> Iterator[Spell]:
-    """The entries of attempts that ended in a window; `cells` as every list has them."""
+def iter_entries(
+    tx: LedgerReader, tenant: str, since: float, until: float, visible_scopes: frozenset[str] | None
+) -> Iterator[UsageEntry]:
+    """The entries of attempts that ended in a window; `visible_scopes` as every list has them."""
     for number in range(int(since) // DAY_S, int(until) // DAY_S + 1):
         after = ""
         while True:
-            terms = {"day": day_of(number * DAY_S)}
-            page = tx.find(KIND, tenant=tenant, terms=terms, cells=cells, after=after, limit=1000)
-            found = (
-                _spell(record, body) for record in page.records for body in record.body.get("spells", [record.body])
+            terms = {"day": to_day(number * DAY_S)}
+            page = tx.find(USAGE_KIND, tenant=tenant, terms=terms, scopes=visible_scopes, after=after, limit=1000)
+            entries = (
+                _from_body(record, body) for record in page.records for body in record.body.get("spells", [record.body])
             )
-            yield from (one for one in found if since <= one.ended <= until)
+            yield from (entry for entry in entries if since <= entry.ended <= until)
             after = page.next
             if not after:
                 break
 
 
-def table(entries: Iterable[Spell], by: str, idle: Mapping[str, float]) -> tuple[UsageRow, ...]:
-    """Entries summed up; `idle` is by job, in GPU-seconds. Most GPU-hours first, then most money."""
-    known = list(entries)
-    made = {one.id: one.outputs for one in known if one.outputs}
-    groups: dict[str, list[Spell]] = {}
-    for one in known:
-        for name in _names(one, by, made):
-            groups.setdefault(name, []).append(one)
+def sum_entries(entries: Iterable[UsageEntry], grouping: str, idle_by_job: Mapping[str, float]) -> tuple[UsageRow, ...]:
+    """Entries summed up; `idle_by_job` is by job, in GPU-seconds. Most GPU-hours first, then most money."""
+    entry_list = list(entries)
+    outputs_by_job = {entry.id: entry.outputs for entry in entry_list if entry.outputs}
+    groups: dict[str, list[UsageEntry]] = {}
+    for entry in entry_list:
+        for name in _group_names(entry, grouping, outputs_by_job):
+            groups.setdefault(name, []).append(entry)
     rows = [
-        _row(name, mine, sum(idle.get(job, 0.0) for job in {one.id for one in mine})) for name, mine in groups.items()
+        _to_usage_row(
+            name, group_entries, sum(idle_by_job.get(job, 0.0) for job in {entry.id for entry in group_entries})
+        )
+        for name, group_entries in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.gpu_hours, -row.money, -row.cpu_hours, row.name)))
 
 
-def day_of(at: float) -> str:
+def to_day(moment: float) -> str:
     """The day a moment lies in."""
-    return _day(int(at // DAY_S))
+    return _format_day(int(moment // DAY_S))
 
 
 @lru_cache(maxsize=64)
-def _day(number: int) -> str:
+def _format_day(number: int) -> str:
     return datetime.fromtimestamp(number * DAY_S, UTC).strftime("%Y-%m-%d")
 
 
-def _names(one: Spell, by: str, made: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    if by == "model":
-        return made.get(one.id, ())
-    names = {"queue": one.queue, "project": f"{one.tenant}/{one.project}", "person": one.person, "job": one.job}
-    return (names[by],)
+def _group_names(entry: UsageEntry, grouping: str, outputs_by_job: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    if grouping == "model":
+        return outputs_by_job.get(entry.id, ())
+    names = {
+        "queue": entry.queue,
+        "project": f"{entry.tenant}/{entry.project}",
+        "person": entry.person,
+        "job": entry.job,
+    }
+    return (names[grouping],)
 
 
-def _row(name: str, mine: list[Spell], idle_s: float) -> UsageRow:
-    cost, lost = added(*(one.cost for one in mine)), added(*(one.lost for one in mine))
+def _to_usage_row(name: str, group_entries: list[UsageEntry], idle_s: float) -> UsageRow:
+    cost, lost = (
+        sum_amounts(*(entry.cost for entry in group_entries)),
+        sum_amounts(*(entry.lost for entry in group_entries)),
+    )
     causes: dict[str, float] = {}
     unit = _GPU if cost.get(_GPU) else _CPU  # one for all of a row: GPU-hours and CPU-hours are no sum
-    for one in mine:
-        if one.lost.get(unit):
-            causes[one.outcome] = causes.get(one.outcome, 0.0) + one.lost[unit] / _UNITS[unit]
+    for entry in group_entries:
+        if entry.lost.get(unit):
+            causes[entry.outcome] = causes.get(entry.outcome, 0.0) + entry.lost[unit] / _UNITS[unit]
     return UsageRow(
-        name, len(mine), _shown(cost, _GPU), _shown(lost, _GPU), round(idle_s / HOUR_S, 4), _shown(cost, _CPU),
-        _shown(cost, _MONEY), {cause: round(value, 4) for cause, value in sorted(causes.items())},
-    )  # fmt: skip
+        name,
+        len(group_entries),
+        _to_hours(cost, _GPU),
+        _to_hours(lost, _GPU),
+        round(idle_s / HOUR_S, 4),
+        _to_hours(cost, _CPU),
+        _to_hours(cost, _MONEY),
+        {cause: round(value, 4) for cause, value in sorted(causes.items())},
+    )
 
 
-def _shown(amounts: Mapping[str, int], unit: str) -> float:
+def _to_hours(amounts: Mapping[str, int], unit: str) -> float:
     return round(amounts.get(unit, 0) / _UNITS[unit], 4)
 
 
-def _plain(spell: Spell) -> dict[str, Any]:
+def _to_body(entry: UsageEntry) -> dict[str, Any]:
     return {
-        "job": spell.job, "id": spell.id, "queue": spell.queue, "person": spell.person, "started": spell.started,
-        "ended": spell.ended, "outcome": spell.outcome, "charged": spell.charged, "cost": dict(spell.cost),
-        "lost": dict(spell.lost), "nodes": spell.nodes, "outputs": spell.outputs,
-    }  # fmt: skip
+        "job": entry.job,
+        "id": entry.id,
+        "queue": entry.queue,
+        "person": entry.person,
+        "started": entry.started,
+        "ended": entry.ended,
+        "outcome": entry.outcome,
+        "charged": entry.charged,
+        "cost": dict(entry.cost),
+        "lost": dict(entry.lost),
+        "nodes": entry.nodes,
+        "outputs": entry.outputs,
+    }
 
 
-def _spell(record: Record, body: Mapping[str, Any]) -> Spell:
+def _from_body(record: LedgerRecord, body: Mapping[str, Any]) -> UsageEntry:
     key = record.key
-    return Spell(
-        tenant=key.tenant, project=key.project, nodes=tuple(body["nodes"]), outputs=tuple(body["outputs"]),
+    return UsageEntry(
+        tenant=key.tenant,
+        project=key.project,
+        nodes=tuple(body["nodes"]),
+        outputs=tuple(body["outputs"]),
         **{name: value for name, value in body.items() if name not in ("nodes", "outputs")},
-    )  # fmt: skip
+    )

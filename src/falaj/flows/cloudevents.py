@@ -8,26 +8,32 @@ from typing import Any
 from falaj.core.event import Event
 
 MEDIA_TYPE = "application/cloudevents+json; charset=utf-8"
-TYPE = "ae.falaj."
-INNER = frozenset({"facts", "credential_by"})
+TYPE_PREFIX = "ae.falaj."
+INTERNAL_FIELDS = frozenset({"facts", "credential_by"})
 """What events say for our own auditors only."""
 
 
-def told(event: Event, source: str) -> dict[str, Any]:
+def to_cloudevent(event: Event, source: str) -> dict[str, Any]:
     """What is told of an event: nothing that is sealed, and nothing of how it was judged."""
     return {
-        "specversion": "1.0", "id": event.id, "source": source, "type": TYPE + event.verb,
+        "specversion": "1.0", "id": event.id, "source": source, "type": TYPE_PREFIX + event.verb,
         "subject": str(event.subject), "time": datetime.fromtimestamp(event.at, UTC).isoformat(),
         "datacontenttype": "application/json",
-        "data": {name: value for name, value in event.body.items() if name not in INNER},
+        "data": {name: value for name, value in event.body.items() if name not in INTERNAL_FIELDS},
     }  # fmt: skip
 
 
-def encoded(said: Mapping[str, Any]) -> bytes:
+def encode_cloudevent(cloudevent: Mapping[str, Any]) -> bytes:
     """The same bytes each time, so that the same event has the same signature."""
-    return json.dumps(said, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+    return json.dumps(cloudevent, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
 
-def source_of(installation: str) -> str:
+def make_event_source(installation: str) -> str:
     """The installation as a URI-reference; other letters than those of names are left out."""
-    return "/falaj/" + "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in installation)[:100]
+    return (
+        "/falaj/"
+        + "".join(
+            character if character.isascii() and (character.isalnum() or character in "._-") else "-"
+            for character in installation
+        )[:100]
+    )

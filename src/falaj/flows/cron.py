@@ -12,24 +12,24 @@ from zoneinfo import ZoneInfo
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
 
-NAMED = {
+NAMED_SCHEDULES = {
     "@hourly": "0 * * * *", "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
 }  # fmt: skip
-MONTHS = {name: n for n, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split(), 1)}  # noqa: SIM905
-DAYS = {name: n for n, name in enumerate("sun mon tue wed thu fri sat".split())}  # noqa: SIM905
-FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
-    ("minute", 0, 59, {}), ("hour", 0, 23, {}), ("day of the month", 1, 31, {}), ("month", 1, 12, MONTHS),
-    ("day of the week", 0, 7, DAYS),
+MONTH_NUMBERS = {name: n for n, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split(), 1)}  # noqa: SIM905
+DAY_NUMBERS = {name: n for n, name in enumerate("sun mon tue wed thu fri sat".split())}  # noqa: SIM905
+CRON_FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
+    ("minute", 0, 59, {}), ("hour", 0, 23, {}), ("day of the month", 1, 31, {}), ("month", 1, 12, MONTH_NUMBERS),
+    ("day of the week", 0, 7, DAY_NUMBERS),
 )  # fmt: skip
-FAR_DAYS = 366 * 9
+MAX_LOOKAHEAD_DAYS = 366 * 9
 """Leap days are up to eight years apart."""
-_MARGIN = timedelta(hours=3)
+_CLOCK_MARGIN = timedelta(hours=3)
 _HINT = "five fields: minute hour day month weekday, as in '30 3 * * mon-fri'; or @daily"
 
 
 @dataclass(frozen=True, slots=True)
-class Cron:
+class CronSchedule:
     """When something is due."""
 
     minutes: tuple[int, ...]
@@ -47,70 +47,78 @@ class Cron:
         """True when something is due on a day."""
         if day.month not in self.months:
             return False
-        found = (day.day in self.days, day.isoweekday() % 7 in self.weekdays)
-        return any(found) if self.either else all(found)
+        day_matches = (day.day in self.days, day.isoweekday() % 7 in self.weekdays)
+        return any(day_matches) if self.either else all(day_matches)
 
     def after(self, moment: float, zone: ZoneInfo) -> float | None:
         """The first moment after one; None when there is none in the next nine years."""
-        here = datetime.fromtimestamp(moment, zone).replace(tzinfo=None)
-        first, earliest = here.date() - timedelta(days=1), here - _MARGIN
-        for number in range(FAR_DAYS):
-            day = first + timedelta(days=number)
-            best = None
-            for at in self._moments(day, zone, earliest) if self.on(day) else ():
-                best = min(at, best or at) if at > moment else best
-                if best and at > best + _MARGIN.total_seconds():
+        local_time = datetime.fromtimestamp(moment, zone).replace(tzinfo=None)
+        first_day, earliest = local_time.date() - timedelta(days=1), local_time - _CLOCK_MARGIN
+        for number in range(MAX_LOOKAHEAD_DAYS):
+            day = first_day + timedelta(days=number)
+            best_moment = None
+            for moment_s in self._iterate_moments(day, zone, earliest) if self.on(day) else ():
+                best_moment = min(moment_s, best_moment or moment_s) if moment_s > moment else best_moment
+                if best_moment and moment_s > best_moment + _CLOCK_MARGIN.total_seconds():
                     break  # no clock jumps so far that an earlier one could follow
-            if best:
-                return best
+            if best_moment:
+                return best_moment
         return None
 
     def before(self, moment: float, zone: ZoneInfo) -> float | None:
         """The last moment that is not after one; None when there was none in the nine years before."""
         today = datetime.fromtimestamp(moment, zone).date()
-        for number in range(-1, FAR_DAYS):
+        for number in range(-1, MAX_LOOKAHEAD_DAYS):
             # A time that a jump of the clock moves may come after the first ones of the next day.
             days = (today - timedelta(days=number), today - timedelta(days=number + 1))
-            found = [at for day in days if self.on(day) for at in self._moments(day, zone) if at <= moment]
-            if found:
-                return max(found)
+            past_moments = [
+                moment_s
+                for day in days
+                if self.on(day)
+                for moment_s in self._iterate_moments(day, zone)
+                if moment_s <= moment
+            ]
+            if past_moments:
+                return max(past_moments)
         return None
 
-    def between(self, after: float, until: float, zone: ZoneInfo, most: int) -> list[float]:
-        """Every moment after one, up to and with another, oldest first; of more than `most` only the first."""
-        found: list[float] = []
-        while len(found) < most and (at := self.after(after, zone)) is not None and at <= until:
-            found.append(at)
-            after = at
-        return found
+    def between(self, after: float, until: float, zone: ZoneInfo, max_count: int) -> list[float]:
+        """Every moment after one, up to and with another, oldest first; of more than `max_count` only the first."""
+        moments: list[float] = []
+        while len(moments) < max_count and (moment_s := self.after(after, zone)) is not None and moment_s <= until:
+            moments.append(moment_s)
+            after = moment_s
+        return moments
 
-    def _moments(self, day: date, zone: ZoneInfo, earliest: datetime | None = None) -> Iterator[float]:
+    def _iterate_moments(self, day: date, zone: ZoneInfo, earliest: datetime | None = None) -> Iterator[float]:
         for hour in self.hours:
             if earliest and datetime(day.year, day.month, day.day, hour, 59) < earliest:  # noqa: DTZ001 - on the wall
                 continue
             for minute in self.minutes:
-                wall = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
-                both = (wall, wall.replace(fold=1)) if self.by_minutes else (wall,)
-                for one in both:
-                    at = one.astimezone(UTC)
-                    exists = at.astimezone(zone).replace(tzinfo=None) == wall.replace(tzinfo=None, fold=0)
+                clock_time = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
+                wall_times = (clock_time, clock_time.replace(fold=1)) if self.by_minutes else (clock_time,)
+                for wall_time in wall_times:
+                    utc_time = wall_time.astimezone(UTC)
+                    exists = utc_time.astimezone(zone).replace(tzinfo=None) == clock_time.replace(tzinfo=None, fold=0)
                     if exists or not self.by_minutes:
-                        yield at.timestamp()
+                        yield utc_time.timestamp()
 
 
-def read_cron(text: str) -> Cron:
+def parse_cron(text: str) -> CronSchedule:
     """What five fields, or a name, say; Invalid when they say nothing."""
-    words = NAMED.get(text.strip().lower(), text).lower().split()
-    if len(words) != 5 or len(text) > 500:
+    field_texts = NAMED_SCHEDULES.get(text.strip().lower(), text).lower().split()
+    if len(field_texts) != 5 or len(text) > 500:
         raise Invalid(f"{text[:80]!r} is no schedule", _HINT)
-    minutes, hours, days, months, weekdays = (_field(word, *rule) for word, rule in zip(words, FIELDS, strict=True))
-    return Cron(
+    minutes, hours, days, months, weekdays = (
+        _parse_field(field_text, *rule) for field_text, rule in zip(field_texts, CRON_FIELDS, strict=True)
+    )
+    return CronSchedule(
         tuple(sorted(minutes)), tuple(sorted(hours)), days, months, frozenset(day % 7 for day in weekdays),
-        either=words[2][0] != "*" and words[4][0] != "*", by_minutes=words[1][0] == "*",
+        either=field_texts[2][0] != "*" and field_texts[4][0] != "*", by_minutes=field_texts[1][0] == "*",
     )  # fmt: skip
 
 
-def read_zone(name: str) -> ZoneInfo:
+def load_time_zone(name: str) -> ZoneInfo:
     """A time zone by its IANA name; Invalid when there is none."""
     try:
         if len(name) > 60 or name.startswith((".", "/")):
@@ -120,21 +128,27 @@ def read_zone(name: str) -> ZoneInfo:
         raise Invalid(f"{name[:60]!r} is no time zone", "UTC, Asia/Dubai, Asia/Riyadh, Europe/London …") from error
 
 
-def _field(text: str, what: str, low: int, high: int, names: dict[str, int]) -> frozenset[int]:
-    found: set[int] = set()
-    for part in text.split(","):
-        span, slash, step_text = part.partition("/")
-        begin, dash, end = span.partition("-")
-        first, last = (low, high) if span == "*" else (_number(begin, names), _number(end if dash else begin, names))
-        step = _number(step_text, {}) if slash else 1
-        whole = low <= first <= last <= high and step > 0
-        if not whole or (slash and span != "*" and not dash):
-            raise Invalid(f"{part[:40]!r} is no {what}", f"{low} to {high}: 5, 1-5, */15, 10-50/10; {_HINT}")
-        found |= set(range(first, last + 1, step))
-    return frozenset(found)
+def _parse_field(text: str, field_name: str, low: int, high: int, names: dict[str, int]) -> frozenset[int]:
+    values: set[int] = set()
+    for field_part in text.split(","):
+        range_text, slash, step_text = field_part.partition("/")
+        begin, dash, end = range_text.partition("-")
+        first, last = (
+            (low, high)
+            if range_text == "*"
+            else (_parse_number(begin, names), _parse_number(end if dash else begin, names))
+        )
+        step = _parse_number(step_text, {}) if slash else 1
+        is_valid = low <= first <= last <= high and step > 0
+        if not is_valid or (slash and range_text != "*" and not dash):
+            raise Invalid(
+                f"{field_part[:40]!r} is no {field_name}", f"{low} to {high}: 5, 1-5, */15, 10-50/10; {_HINT}"
+            )
+        values |= set(range(first, last + 1, step))
+    return frozenset(values)
 
 
-def _number(text: str, names: dict[str, int]) -> int:
+def _parse_number(text: str, names: dict[str, int]) -> int:
     if text in names:
         return names[text]
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 4 else -1

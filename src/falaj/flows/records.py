@@ -11,8 +11,8 @@ from falaj.jobs.records import JobSpec
 WAITING, RUNNING, SUCCEEDED, FAILED, SKIPPED, CANCELLED = (
     "waiting", "running", "succeeded", "failed", "skipped", "cancelled",
 )  # fmt: skip
-OVER = frozenset({SUCCEEDED, FAILED, SKIPPED, CANCELLED})
-FUNCTION, JOB, VERB, GATE = "function", "job", "verb", "gate"
+ENDED_STATES = frozenset({SUCCEEDED, FAILED, SKIPPED, CANCELLED})
+STEP_FUNCTION, STEP_JOB, STEP_OPERATION, STEP_GATE = "function", "job", "verb", "gate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class StepPlan:
     STRUCTURE: ClassVar = ("name", "kind", "after", "entry", "retries", "timeout_s", "cache", "always")
 
     name: str
-    kind: str = FUNCTION
+    kind: str = STEP_FUNCTION
     after: tuple[str, ...] = ()
     """Steps that must be over first beside those whose results are taken."""
     entry: str = ""
@@ -111,12 +111,12 @@ class RunView:
     @property
     def over(self) -> bool:
         """True when nothing will change any more."""
-        return self.state in OVER
+        return self.state in ENDED_STATES
 
     @property
     def done(self) -> str:
         """How far it is."""
-        return f"{sum(one.state in OVER for one in self.steps)} of {len(self.steps)}"
+        return f"{sum(step_view.state in ENDED_STATES for step_view in self.steps)} of {len(self.steps)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class FlowView:
     @property
     def steps(self) -> str:
         """Their names in order."""
-        return " → ".join(one.name for one in self.plan.steps)
+        return " → ".join(step.name for step in self.plan.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +152,5 @@ class RunPage:
     next: str = ""
 
 
-Body = dict[str, Any]
+RecordBody = dict[str, Any]
 """A flow or a run as it lies in its record: see turns.py."""

@@ -1,8 +1,8 @@
 """The desk of flows: one class, written in the parts it inherits."""
 
-from falaj.flows.runs import Runs
-from falaj.flows.starts import Starts
+from falaj.flows.run_operations import FlowRunOperations
+from falaj.flows.start_operations import StartOperations
 
 
-class Flows(Starts, Runs):
+class FlowService(StartOperations, FlowRunOperations):
     """Flows: pipelines on jobs, begun by people, clocks and events."""

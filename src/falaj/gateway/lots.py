@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from falaj.gateway.callers import Caller
-from falaj.gateway.passing import Hall
-from falaj.gateway.protocols import RestPassing
+from falaj.gateway.callers import EndpointCaller
+from falaj.gateway.inflight_protocols import InflightHttpRequest
+from falaj.gateway.inflight_request import RequestGateway
 from falaj.gateway.straight import Way
-from falaj.oip.answers import whole
-from falaj.oip.calls import Call, Reply
-from falaj.oip.http1 import Turned
+from falaj.oip.handler_calls import HttpCall, HttpReply
+from falaj.oip.http1_server import GatheredExchanges
+from falaj.oip.http_responses import render_group
 from falaj.oip.lot_frames import Told
 
 _NAMED = b"falaj-request: "
@@ -29,14 +29,22 @@ class Lot:
     __slots__ = ("_began", "_bodies", "_call", "_caller", "_first", "_hall", "_names", "_numbers", "_over", "_passing",
                  "_turned", "_way")  # fmt: skip
 
-    def __init__(self, hall: Hall, way: Way, caller: Caller, call: Call, began: float, turned: Turned) -> None:
+    def __init__(
+        self,
+        hall: RequestGateway,
+        way: Way,
+        caller: EndpointCaller,
+        call: HttpCall,
+        began: float,
+        turned: GatheredExchanges,
+    ) -> None:
         self._hall, self._way, self._caller, self._call, self._began = hall, way, caller, call, began
         self._turned = turned
         self._numbers: Sequence[int] = ()
         self._names: Sequence[bytes] = ()
         self._bodies: Sequence[bytes] = ()
         self._over = bytearray()
-        self._passing: dict[int, RestPassing] = {}
+        self._passing: dict[int, InflightHttpRequest] = {}
         self._first = 0
         """The stream of the first one; the others follow."""
 
@@ -68,7 +76,7 @@ class Lot:
         way = self._way
         if self._over[at]:
             return
-        if reply.__class__ is not Reply or reply.status >= 429 or way.link.fails:
+        if reply.__class__ is not HttpReply or reply.status >= 429 or way.link.fails:
             self._ordinary(at).took(way.link, reply)
             return
         now = self._count((at,), reply.status)
@@ -82,7 +90,7 @@ class Lot:
             those, told = [those[place] for place in left], told.part(left)
         now = self._count(those, told.status)
         numbers, names = [self._numbers[at] for at in those], [self._names[at] for at in those]
-        for place in self._turned.tell_whole(numbers, told, whole(told, _NAMED, names, way.line)):
+        for place in self._turned.tell_whole(numbers, told, render_group(told, _NAMED, names, way.line)):
             self._tell(those[place], told.reply(place))
         if way.sample > 0.0 or way.shadow:
             self._after(those, [told.reply(place) for place in range(len(those))], now)
@@ -96,16 +104,16 @@ class Lot:
         tally.done(now - self._began, status, len(those))
         return now
 
-    def _tell(self, at: int, reply: Reply) -> None:
+    def _tell(self, at: int, reply: HttpReply) -> None:
         reply.lines = _NAMED + self._names[at] + self._way.line
         self._turned.tell(self._numbers[at], reply)
 
-    def _after(self, those: Sequence[int], replies: Sequence[Reply], now: float) -> None:
+    def _after(self, those: Sequence[int], replies: Sequence[HttpReply], now: float) -> None:
         way = self._way
         for at, reply in zip(those, replies, strict=True):
             kept = way.sample > 0.0 and random.random() < way.sample  # noqa: S311 # nosec B311 - a sample
             if kept or way.shadow:
-                self._hall.after(self._ordinary(at), reply, now, kept=kept)
+                self._hall.after(self._ordinary(at), reply, now, is_kept=kept)
 
     def _cancel(self, at: int) -> None:
         """The caller of one went away."""
@@ -117,12 +125,12 @@ class Lot:
             self._way.link.client.cancel(self._first + at)
             self._way.tally.inflight -= 1
 
-    def _ordinary(self, at: int) -> RestPassing:
+    def _ordinary(self, at: int) -> InflightHttpRequest:
         """One of them, as others are."""
         way, name = self._way, self._names[at]
         call = msgspec.structs.replace(self._call, body=self._bodies[at], name=name)
         reply = partial(self._turned.tell, self._numbers[at])
-        one = RestPassing(self._hall, way.routed, self._caller, call, reply, self._began)
+        one = InflightHttpRequest(self._hall, way.routed, self._caller, call, reply, self._began)
         one.id, one.arm, one.revision, one.tally = name, way.arm, way.revision, way.tally
         one.link, one.stream, one.over = way.link, self._first + at, bool(self._over[at])
         self._passing[at] = one

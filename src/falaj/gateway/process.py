@@ -13,299 +13,325 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from falaj.api.server import RENEW_EVERY_S, Address
-from falaj.api.tls import load_chain, local_names, local_tls, server_context
-from falaj.core import garbage
+from falaj.api.http_server import RENEW_INTERVAL_S, ListenAddress
+from falaj.api.tls import create_server_context, ensure_local_certificate, list_local_names, load_certificate_chain
+from falaj.core import garbage_collection
 from falaj.core.errors import FalajError, Invalid, Unavailable
 from falaj.core.ref import Ref
-from falaj.core.settings import Tls
-from falaj.core.trace import tracer
-from falaj.gateway import plans
-from falaj.gateway.callers import Callers
-from falaj.gateway.doors import Doors
-from falaj.gateway.holding import Holding
-from falaj.gateway.hosts import HostNames
-from falaj.gateway.link import Link
-from falaj.gateway.metrics import Metrics
-from falaj.gateway.streams import CHECK_S
-from falaj.gateway.table import Follower, Name, Table
-from falaj.gateway.tally import Pages, Tallies
-from falaj.gateway.watching import Came, Watching
-from falaj.oip.h2 import serve_h2
-from falaj.oip.http1 import serve_http
-from falaj.serve import books
+from falaj.core.settings import TlsSettings
+from falaj.core.tracing import get_tracer
+from falaj.gateway import feature_plans
+from falaj.gateway.arm_tally import ArmTallies, JournalBuffer
+from falaj.gateway.callers import CallerDirectory
+from falaj.gateway.cold_start_queue import ColdStartQueue
+from falaj.gateway.delta_receiver import DeltaReceiver, ReceivedDelta
+from falaj.gateway.gateway_metrics import GatewayMetrics
+from falaj.gateway.host_names import HostNames
+from falaj.gateway.open_streams import CHECK_INTERVAL_S
+from falaj.gateway.request_handlers import GatewayHandlers
+from falaj.gateway.route_table import EndpointName, RouteFollower, RouteTable
+from falaj.gateway.upstream_connection import UpstreamConnection
+from falaj.oip.http1_server import serve_http
+from falaj.oip.http2_server import serve_http2
+from falaj.serve import endpoint_repository
 from falaj.serve import records as serve
-from falaj.serve.counts import Counted
-from falaj.serve.journal import Logged
-from falaj.serve.routes import wake
+from falaj.serve.request_counts import CountRow
+from falaj.serve.request_journal import JournalRow
+from falaj.serve.routes import wake_endpoint
 
 if TYPE_CHECKING:
-    from falaj.platform import House
+    from falaj.server import Server
 
-SECOND_S = 1.0
-GRACE_S = 30.0
-DOORS_S = 4.0
+TICK_INTERVAL_S = 1.0
+DRAIN_TIMEOUT_S = 30.0
+ADDRESS_INTERVAL_S = 4.0
 """How often a gateway says that it is there, and looks whether the one whose address is shown still is."""
-THREADS = 4
-TRACED = 0.01
+SERVER_THREADS = 4
+TRACED_SHARE = 0.01
 """The share of requests without a trace of their own that begin one, where a collector is named."""
-MOST_ROWS = 20_000
+MAX_PENDING_ROWS = 20_000
 """Counts that could not be written yet and are kept; older ones go."""
 _log = logging.getLogger(__name__)
-Page = tuple[serve.Route, list[Logged]]
+JournalPage = tuple[serve.EndpointRoute, list[JournalRow]]
 
 
-class Gateway:
+class GatewayProcess:
     """`start`, then `drain`."""
 
-    def __init__(self, house: "House", *, listen: str = "", grpc: str = "", own_ca: bool = False) -> None:
-        settings = house.settings
-        self._house = house
-        self._http_at = Address.parse(listen or settings.gateway)
-        self._grpc_at = Address.parse(grpc or settings.gateway_grpc) if grpc or settings.gateway_grpc else None
-        self._tls = _certificates(house, self._http_at, self._grpc_at, own_ca=own_ca)
+    def __init__(self, server: "Server", *, listen: str = "", grpc: str = "", own_ca: bool = False) -> None:
+        settings = server.settings
+        self._server = server
+        self._http_address = ListenAddress.parse(listen or settings.gateway)
+        self._grpc_address = (
+            ListenAddress.parse(grpc or settings.gateway_grpc) if grpc or settings.gateway_grpc else None
+        )
+        self._tls = _load_certificates(server, self._http_address, self._grpc_address, own_ca=own_ca)
         self._own_ca = own_ca and not settings.tls.cert
-        self._contexts: list[tls.SSLContext] = []
-        self._doors: list[Any] = []
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="house")
-        self._book = ThreadPoolExecutor(1, thread_name_prefix="book")
-        self._rows: list[Counted] = []
+        self._tls_contexts: list[tls.SSLContext] = []
+        self._listeners: list[Any] = []
+        self._pool = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="house")
+        self._writer_pool = ThreadPoolExecutor(1, thread_name_prefix="book")
+        self._pending_rows: list[CountRow] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.addresses = serve.Doors()
+        self.addresses = serve.GatewayAddresses()
 
-    async def start(self) -> serve.Doors:
+    async def start(self) -> serve.GatewayAddresses:
         """Read the routes once, then open the doors; gives where they are."""
-        loop, house = asyncio.get_running_loop(), self._house
-        desk, ctx = house.desks["serve"], house.system()
-        self.tallies, self.pages = Tallies(house.replica), Pages()
-        self.plans = plans.Plans(house, self._pool, loop)
-        self.watching = Watching(house.desks["monitor"].baselines.of, desk.sketches, self._pool, loop)
-        self.table = Table(self.tallies, self._changed, self._greet, self.watching.heard)
-        self.callers = Callers(house, self._pool, loop, self._find)
-        self.doors = Doors(house, self.table, self.callers, self._pool, self.pages)
+        loop, server = asyncio.get_running_loop(), self._server
+        serve_service, context = server.desks["serve"], server.system()
+        self.tallies, self.pages = ArmTallies(server.replica), JournalBuffer()
+        self.plans = feature_plans.FeaturePlans(server, self._pool, loop)
+        self.watching = DeltaReceiver(server.desks["monitor"].baselines.of, serve_service.sketches, self._pool, loop)
+        self.table = RouteTable(self.tallies, self._on_routes_changed, self._greet_replica, self.watching.heard)
+        self.callers = CallerDirectory(server, self._pool, loop, self._find_endpoint)
+        self.doors = GatewayHandlers(server, self.table, self.callers, self._pool, self.pages)
         self.doors.tallies, self.doors.plans = self.tallies, self.plans
-        outside = urlsplit(house.settings.gateway_url).hostname or "localhost"
-        self.doors.hosts = HostNames((*_names(house, self._http_at, self._grpc_at), outside))
-        self.doors.tracer = tracer("falaj-gateway", share=TRACED)
-        self.holding = self.doors.holding = Holding(self._wake)
-        self.doors.metrics, self.doors.listening = Metrics(self.tallies, self.table, self.holding), self._doors
-        self.follower = Follower(lambda: desk.routes(ctx), self.table)
+        public_host = urlsplit(server.settings.gateway_url).hostname or "localhost"
+        self.doors.hosts = HostNames((*_list_host_names(server, self._http_address, self._grpc_address), public_host))
+        self.doors.tracer = get_tracer("falaj-gateway", default_ratio=TRACED_SHARE)
+        self.holding = self.doors.holding = ColdStartQueue(self._wake_endpoint)
+        self.doors.metrics, self.doors.listening = (
+            GatewayMetrics(self.tallies, self.table, self.holding),
+            self._listeners,
+        )
+        self.follower = RouteFollower(lambda: serve_service.routes(context), self.table)
         await loop.run_in_executor(self._pool, self.follower.look)
         await asyncio.sleep(0)
         self.follower.start()
         try:
-            await self._open()
+            await self._open_listeners()
         except FalajError:
             await self.drain(0.0)
             raise
-        await loop.run_in_executor(self._pool, self._told, True)
-        await loop.run_in_executor(self._pool, house.join, "gateway", self.addresses.http)
-        self._every("count", SECOND_S, self._second)
-        self._every("streams", CHECK_S, lambda: self.doors.streams.check(time.monotonic()))
-        self._every("doors", DOORS_S, lambda: self._pool.submit(self._told))
-        self._every("plans", plans.EVERY_S, lambda: self.plans.renew(self.table.routes))
-        self._every("profiles", plans.EVERY_S, lambda: self.watching.renew(self.table.routes))
+        await loop.run_in_executor(self._pool, self._announce_address, True)
+        await loop.run_in_executor(self._pool, server.join, "gateway", self.addresses.http)
+        self._repeat_every("count", TICK_INTERVAL_S, self._run_tick)
+        self._repeat_every("streams", CHECK_INTERVAL_S, lambda: self.doors.streams.check(time.monotonic()))
+        self._repeat_every("doors", ADDRESS_INTERVAL_S, lambda: self._pool.submit(self._announce_address))
+        self._repeat_every("plans", feature_plans.RENEW_INTERVAL_S, lambda: self.plans.renew(self.table.routes))
+        self._repeat_every("profiles", feature_plans.RENEW_INTERVAL_S, lambda: self.watching.renew(self.table.routes))
         if self._own_ca:
-            self._every("certificate", RENEW_EVERY_S, self._renew)
+            self._repeat_every("certificate", RENEW_INTERVAL_S, self._renew_certificate)
         return self.addresses
 
-    async def leave(self, for_s: float) -> None:
+    async def leave(self, duration_s: float) -> None:
         """Say that we go, and answer on for a while: balancers lead callers elsewhere."""
         self.doors.open = False
-        await asyncio.gather(*(door.linger(for_s) for door in self._doors))
+        await asyncio.gather(*(listener.linger(duration_s) for listener in self._listeners))
 
-    async def drain(self, within_s: float = GRACE_S) -> None:
+    async def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Take nothing new, answer what was asked, write down what was counted."""
         self.doors.open = False
         self.holding.close()
-        await asyncio.gather(*(door.drain(within_s) for door in self._doors))
+        await asyncio.gather(*(listener.drain(timeout_s) for listener in self._listeners))
         for timer in self._timers.values():
             timer.cancel()
         self.follower.end()
-        self._second()
+        self._run_tick()
         self.table.close()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._pool, self._untold)
+        await loop.run_in_executor(self._pool, self._release_address)
         self.callers.close()
-        await loop.run_in_executor(None, self._book.shutdown)
+        await loop.run_in_executor(None, self._writer_pool.shutdown)
         await loop.run_in_executor(None, self._pool.shutdown)
 
-    def _told(self, first: bool = False) -> None:
+    def _announce_address(self, is_first: bool = False) -> None:
         """Say where endpoints are called: when we begin, and when whoever said so last is gone."""
-        ledger, ctx, me = self._house.ledger, self._house.system(), self._house.replica
+        ledger, context, replica_id = self._server.ledger, self._server.system(), self._server.replica
         try:
-            ledger.lease(_lease(self.addresses), me, DOORS_S * 3, ctx.now())
-            with ledger.read(ctx) as tx:
-                shown = books.doors_in(tx)
-            if first or (shown != self.addresses and ledger.lease(_lease(shown), me, DOORS_S, ctx.now())):
-                books.tell_doors(ledger, ctx, self.addresses)
+            ledger.lease(_address_lease(self.addresses), replica_id, ADDRESS_INTERVAL_S * 3, context.now())
+            with ledger.read(context) as reader:
+                shown_address = endpoint_repository.read_gateway_addresses(reader)
+            if is_first or (
+                shown_address != self.addresses
+                and ledger.lease(_address_lease(shown_address), replica_id, ADDRESS_INTERVAL_S, context.now())
+            ):
+                endpoint_repository.write_gateway_addresses(ledger, context, self.addresses)
         except FalajError as error:
-            if first:
+            if is_first:
                 raise
             _log.warning("our address was not told", extra={"why": error.message})
 
-    def _untold(self) -> None:
+    def _release_address(self) -> None:
         try:
-            self._house.ledger.release(_lease(self.addresses), self._house.replica)
+            self._server.ledger.release(_address_lease(self.addresses), self._server.replica)
         except FalajError as error:
             _log.info("a lease runs out by itself", extra={"why": error.message})
 
-    async def _open(self) -> None:
-        at, scheme, budget = self._http_at, "https" if self._tls.cert else "http", self.doors.budget
-        opening = serve_http(self.doors, at.host, at.port, ssl=self._context(), budget=budget)
-        http = await _listening(opening, at, "gateway")
-        self._doors.append(http)
-        url = f"{scheme}://{_named(at, http.address[1])}"
+    async def _open_listeners(self) -> None:
+        address, scheme, budget = self._http_address, "https" if self._tls.cert else "http", self.doors.budget
+        opening = serve_http(self.doors, address.host, address.port, ssl=self._create_tls_context(), budget=budget)
+        http = await _open_listener(opening, address, "gateway")
+        self._listeners.append(http)
+        url = f"{scheme}://{_format_named_address(address, http.address[1])}"
         grpc_url = ""
-        if self._grpc_at is not None:
-            at = self._grpc_at
-            grpc_opening = serve_h2(self.doors, at.host, at.port, ssl=self._context(), budget=budget)
-            grpc = await _listening(grpc_opening, at, "gateway_grpc")
-            self._doors.append(grpc)
-            grpc_url = _named(at, grpc.address[1])
-        self.addresses = serve.Doors(self._house.settings.gateway_url.rstrip("/") or url, grpc_url)
+        if self._grpc_address is not None:
+            address = self._grpc_address
+            grpc_opening = serve_http2(
+                self.doors, address.host, address.port, ssl=self._create_tls_context(), budget=budget
+            )
+            grpc = await _open_listener(grpc_opening, address, "gateway_grpc")
+            self._listeners.append(grpc)
+            grpc_url = _format_named_address(address, grpc.address[1])
+        self.addresses = serve.GatewayAddresses(self._server.settings.gateway_url.rstrip("/") or url, grpc_url)
 
-    def _context(self) -> tls.SSLContext | None:
+    def _create_tls_context(self) -> tls.SSLContext | None:
         if not self._tls.cert:
             return None
-        self._contexts.append(server_context(self._tls))
-        return self._contexts[-1]
+        self._tls_contexts.append(create_server_context(self._tls))
+        return self._tls_contexts[-1]
 
-    def _renew(self) -> None:
-        settings = self._house.settings
+    def _renew_certificate(self) -> None:
+        settings = self._server.settings
         try:
-            local_tls(settings.home, _names(self._house, self._http_at, self._grpc_at), time.time(), "gateway")
-            for context in self._contexts:
-                load_chain(context, self._tls)
+            ensure_local_certificate(
+                settings.home,
+                _list_host_names(self._server, self._http_address, self._grpc_address),
+                time.time(),
+                "gateway",
+            )
+            for context in self._tls_contexts:
+                load_certificate_chain(context, self._tls)
         except FalajError as error:
             _log.error("the certificate was not renewed", extra={"why": error.message})
 
-    def _every(self, name: str, every_s: float, act: Callable[[], Any]) -> None:
-        def again() -> None:
-            act()
-            self._every(name, every_s, act)
+    def _repeat_every(self, name: str, interval_s: float, action: Callable[[], Any]) -> None:
+        def run_again() -> None:
+            action()
+            self._repeat_every(name, interval_s, action)
 
-        self._timers[name] = asyncio.get_running_loop().call_later(every_s, again)
+        self._timers[name] = asyncio.get_running_loop().call_later(interval_s, run_again)
 
-    def _find(self, name: Name) -> Ref | None:
+    def _find_endpoint(self, name: EndpointName) -> Ref | None:
         routed = self.table.routes.get(name)
         return routed.route.ref if routed is not None else None
 
-    def _changed(self) -> None:
+    def _on_routes_changed(self) -> None:
         self.holding.release()
 
-    def _greet(self, route: serve.Route, link: Link) -> None:
+    def _greet_replica(self, route: serve.EndpointRoute, upstream: UpstreamConnection) -> None:
         """A replica was connected."""
-        self.plans.greet(route, link)
-        self.watching.greet(route, link)
+        self.plans.greet(route, upstream)
+        self.watching.greet(route, upstream)
 
-    def _wake(self, name: Name) -> None:
-        ref = self._find(name)
+    def _wake_endpoint(self, name: EndpointName) -> None:
+        ref = self._find_endpoint(name)
         if ref is not None:
             self.follower.hurry()
-            self._pool.submit(self._woken, name[0], ref)
+            self._pool.submit(self._wake_in_thread, name[0], ref)
 
-    def _woken(self, tenant: str, ref: Ref) -> None:
+    def _wake_in_thread(self, tenant: str, ref: Ref) -> None:
         try:
-            wake(self._house.ledger, self._house.system(), tenant, ref)
+            wake_endpoint(self._server.ledger, self._server.system(), tenant, ref)
         except FalajError as error:
             _log.warning("an endpoint was not woken", extra={"endpoint": str(ref), "why": error.message})
 
-    def _second(self) -> None:
+    def _run_tick(self) -> None:
         self.follower.hurried = bool(len(self.holding))
         self.callers.write_refusals()
-        rows, kept = self.tallies.rows(time.time()), list(self.pages.take())
+        rows, pages = self.tallies.rows(time.time()), list(self.pages.take())
         if self.pages.dropped:
             _log.warning("requests were not kept", extra={"count": self.pages.dropped})
             self.doors.metrics.unkept += self.pages.dropped
             self.pages.dropped = 0
-        came = self.watching.take()
-        if rows or kept or self._rows or came:
-            self._book.submit(self._written, rows, kept, came)
+        deltas = self.watching.take()
+        if rows or pages or self._pending_rows or deltas:
+            self._writer_pool.submit(self._write_tick, rows, pages, deltas)
 
-    def _written(self, rows: list[Counted], kept: list[Page], came: list[Came]) -> None:
+    def _write_tick(self, rows: list[CountRow], pages: list[JournalPage], deltas: list[ReceivedDelta]) -> None:
         """In a thread: what cannot be written now is tried with the next second's."""
-        desk = self._house.desks["serve"]
-        self._rows = [*self._rows, *rows][-MOST_ROWS:]
+        serve_service = self._server.desks["serve"]
+        self._pending_rows = [*self._pending_rows, *rows][-MAX_PENDING_ROWS:]
         try:
-            if self._rows:
-                desk.counts.append(self._rows)
-                self._rows = []
-            for route, some in kept:
-                desk.journal.append(route, some)
-            self.watching.written(came)
+            if self._pending_rows:
+                serve_service.counts.append(self._pending_rows)
+                self._pending_rows = []
+            for route, page_rows in pages:
+                serve_service.journal.append(route, page_rows)
+            self.watching.written(deltas)
         except FalajError as error:
             _log.warning("counts were not written", extra={"why": error.message})
 
 
-def run(
-    house: "House", on_ready: Callable[[serve.Doors], Any], *, listen: str = "", grpc: str = "", own_ca: bool = False,
+def run_gateway(
+    server: "Server",
+    on_ready: Callable[[serve.GatewayAddresses], Any],
+    *,
+    listen: str = "",
+    grpc: str = "",
+    own_ca: bool = False,
     until_eof: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Serve until SIGTERM or SIGINT; with `until_eof` also until whoever started us is gone."""
     import uvloop
 
-    async def main() -> None:
-        loop, end = asyncio.get_running_loop(), asyncio.Event()
-        gateway = Gateway(house, listen=listen, grpc=grpc, own_ca=own_ca)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end.set)
+    async def serve_until_signal() -> None:
+        loop, end_event = asyncio.get_running_loop(), asyncio.Event()
+        gateway = GatewayProcess(server, listen=listen, grpc=grpc, own_ca=own_ca)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, end_event.set)
         if until_eof:
-            _on_eof(lambda: loop.call_soon_threadsafe(end.set))
-        found = await gateway.start()
+            _call_on_eof(lambda: loop.call_soon_threadsafe(end_event.set))
+        addresses = await gateway.start()
         gc.collect()
-        garbage.settle()
-        on_ready(found)
-        await end.wait()
-        await gateway.leave(house.settings.drain_s)
+        garbage_collection.freeze_garbage_collector()
+        on_ready(addresses)
+        await end_event.wait()
+        await gateway.leave(server.settings.drain_s)
         await gateway.drain()
 
-    uvloop.run(main())
+    uvloop.run(serve_until_signal())
 
 
-def _on_eof(act: Callable[[], Any]) -> None:
-    def wait() -> None:
+def _call_on_eof(on_eof: Callable[[], Any]) -> None:
+    def wait_for_eof() -> None:
         # Not through sys.stdin: a thread inside it keeps the interpreter from ending.
         while os.read(0, 4096):
             pass
-        act()
+        on_eof()
 
-    threading.Thread(target=wait, name="parent", daemon=True).start()
+    threading.Thread(target=wait_for_eof, name="parent", daemon=True).start()
 
 
-def _certificates(house: "House", http: Address, grpc: Address | None, *, own_ca: bool) -> Tls:
+def _load_certificates(
+    server: "Server", http: ListenAddress, grpc: ListenAddress | None, *, own_ca: bool
+) -> TlsSettings:
     """As the API's own door does: plain HTTP on loopback only, TLS 1.3 anywhere else."""
-    settings = house.settings
-    found = settings.tls
-    if own_ca and not found.cert:
-        made = local_tls(settings.home, _names(house, http, grpc), time.time(), "gateway")
-        found = Tls(made.cert, made.key, found.ca or made.ca, found.mutual)
+    settings = server.settings
+    tls_settings = settings.tls
+    if own_ca and not tls_settings.cert:
+        local_certificate = ensure_local_certificate(
+            settings.home, _list_host_names(server, http, grpc), time.time(), "gateway"
+        )
+        tls_settings = TlsSettings(
+            local_certificate.cert, local_certificate.key, tls_settings.ca or local_certificate.ca, tls_settings.mutual
+        )
     for address in (http, grpc):
-        if address is not None and not address.loopback and not found.cert:
+        if address is not None and not address.loopback and not tls_settings.cert:
             raise Invalid(
                 f"{address.host} can be reached from outside and there is no TLS",
                 "start with --tls, set tls.cert and tls.key, or listen on 127.0.0.1",
             )
-    return found
+    return tls_settings
 
 
-def _names(house: "House", http: Address, grpc: Address | None) -> tuple[str, ...]:
-    named = local_names(http.host) + (local_names(grpc.host) if grpc is not None else ())
-    return tuple(dict.fromkeys((*named, *house.settings.hosts)))
+def _list_host_names(server: "Server", http: ListenAddress, grpc: ListenAddress | None) -> tuple[str, ...]:
+    local_host_names = list_local_names(http.host) + (list_local_names(grpc.host) if grpc is not None else ())
+    return tuple(dict.fromkeys((*local_host_names, *server.settings.hosts)))
 
 
-def _lease(doors: serve.Doors) -> str:
-    return f"gateway:{doors.http}"
+def _address_lease(addresses: serve.GatewayAddresses) -> str:
+    return f"gateway:{addresses.http}"
 
 
-def _named(address: Address, port: int) -> str:
+def _format_named_address(address: ListenAddress, port: int) -> str:
     import socket
 
     host = socket.gethostname() if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104 # nosec B104 - compared with, not bound to
-    return Address(host, port).named(host)
+    return ListenAddress(host, port).named(host)
 
 
-async def _listening(opening: Any, address: Address, setting: str) -> Any:
+async def _open_listener(opening: Any, address: ListenAddress, setting: str) -> Any:
     """The server that `opening` gives; `setting` names where its address comes from."""
     try:
         return await opening

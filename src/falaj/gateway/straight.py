@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from falaj.core.errors import FalajError
-from falaj.gateway.callers import Caller
-from falaj.gateway.passing import Hall
-from falaj.gateway.protocols import RestPassing
-from falaj.gateway.table import Only, Routed
-from falaj.oip.calls import Call, Reply
-from falaj.oip.frames import Stub
+from falaj.gateway.callers import EndpointCaller
+from falaj.gateway.inflight_protocols import InflightHttpRequest
+from falaj.gateway.inflight_request import RequestGateway
+from falaj.gateway.route_table import RoutedEndpoint, SoleArm
+from falaj.oip.handler_calls import HttpCall, HttpReply
+from falaj.oip.upstream_frames import RequestTemplate
 
 NAME_BYTES = 32
 """Of what the gateway calls a request."""
@@ -41,7 +41,7 @@ class Way:
         "timeout_s",
     )
 
-    def __init__(self, routed: Routed, only: Only, stub: Stub, line: bytes) -> None:
+    def __init__(self, routed: RoutedEndpoint, only: SoleArm, stub: RequestTemplate, line: bytes) -> None:
         self.arm, self.revision, self.tally, (self.link,) = only
         self.routed, self.stub, self.budget, self.line = routed, stub, routed.budget, line
         """`line` is what answers say of the revision."""
@@ -50,7 +50,7 @@ class Way:
 
 
 def way_of(
-    routed: Routed, call: Call, headers: Mapping[bytes, bytes], path: bytes, line: Callable[[int], bytes]
+    routed: RoutedEndpoint, call: HttpCall, headers: Mapping[bytes, bytes], path: bytes, line: Callable[[int], bytes]
 ) -> Way | None:
     """The way of inferences with this head, which a replica is told by these headers and path; None: by and by. `line`
     is what answers of a revision say."""
@@ -58,7 +58,7 @@ def way_of(
     if only is None or len(only[3]) != 1 or routed.rules.per_s > 0.0 or routed.sticky in call.headers:
         return None
     try:
-        return Way(routed, only, Stub(call.method, path, headers, NAME_BYTES), line(only[1]))
+        return Way(routed, only, RequestTemplate(call.method, path, headers, NAME_BYTES), line(only[1]))
     except FalajError:  # too long: whoever sends it is told so
         return None
 
@@ -66,15 +66,15 @@ def way_of(
 class Straight(msgspec.Struct, eq=False):
     """A request that goes there. Small, because most requests are one: whatever is not as ever makes it a Passing."""
 
-    hall: Hall
+    hall: RequestGateway
     way: Way
-    caller: Caller
-    call: Call
+    caller: EndpointCaller
+    call: HttpCall
     reply: Callable[[Any], Any]
     began: float
     stream: int = 0
     over: bool = False
-    passing: RestPassing | None = None
+    passing: InflightHttpRequest | None = None
 
     def start(self) -> Callable[[], None] | None:
         """Go; gives what ends it."""
@@ -96,7 +96,7 @@ class Straight(msgspec.Struct, eq=False):
             return
         way = self.way
         tally = way.tally
-        if reply.__class__ is not Reply or reply.status >= 429 or way.link.fails:
+        if reply.__class__ is not HttpReply or reply.status >= 429 or way.link.fails:
             self._ordinary().took(way.link, reply)
             return
         self.over, now = True, time.monotonic()
@@ -106,7 +106,7 @@ class Straight(msgspec.Struct, eq=False):
         self.reply(reply)
         kept = way.sample > 0.0 and random.random() < way.sample  # noqa: S311 # nosec B311 - a sample
         if kept or way.shadow:
-            self.hall.after(self._ordinary(), reply, now, kept=kept)
+            self.hall.after(self._ordinary(), reply, now, is_kept=kept)
 
     def cancel(self) -> None:
         """The caller went away."""
@@ -117,9 +117,12 @@ class Straight(msgspec.Struct, eq=False):
             self.way.link.client.cancel(self.stream)
             self.way.tally.inflight -= 1
 
-    def _ordinary(self) -> RestPassing:
+    def _ordinary(self) -> InflightHttpRequest:
         """The same, as others are."""
-        way, one = self.way, RestPassing(self.hall, self.way.routed, self.caller, self.call, self.reply, self.began)
+        way, one = (
+            self.way,
+            InflightHttpRequest(self.hall, self.way.routed, self.caller, self.call, self.reply, self.began),
+        )
         one.id, one.arm, one.revision, one.tally = self.call.name, way.arm, way.revision, way.tally
         one.link, one.stream, one.over = way.link, self.stream, self.over
         self.passing = one

@@ -5,34 +5,42 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_uint, c_ulon
 from math import isfinite
 from typing import Any
 
-_GPM = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}
+_GPM_METRIC_IDS = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10}
 """Percent of time that multiprocessors, tensor cores and memory channels really work."""
-_MOST = 512
+_MAX_METRICS = 512
 _CLOCK_SM = 1
 
 
-class _Use(Structure):
+class _Utilization(Structure):
     _fields_ = (("gpu", c_uint), ("memory", c_uint))
 
 
-class _Support(Structure):
+class _GpmSupport(Structure):
     _fields_ = (("version", c_uint), ("supported", c_uint))
 
 
-class _Metric(Structure):
+class _GpmMetric(Structure):
     _fields_ = (
-        ("id", c_uint), ("result", c_uint), ("value", c_double),
-        ("short", c_char_p), ("long", c_char_p), ("unit", c_char_p),
-    )  # fmt: skip
+        ("id", c_uint),
+        ("result", c_uint),
+        ("value", c_double),
+        ("short", c_char_p),
+        ("long", c_char_p),
+        ("unit", c_char_p),
+    )
 
 
-class _Metrics(Structure):
+class _GpmMetricsGet(Structure):
     _fields_ = (
-        ("version", c_uint), ("count", c_uint), ("first", c_void_p), ("second", c_void_p), ("metrics", _Metric * _MOST)
-    )  # fmt: skip
+        ("version", c_uint),
+        ("count", c_uint),
+        ("first", c_void_p),
+        ("second", c_void_p),
+        ("metrics", _GpmMetric * _MAX_METRICS),
+    )
 
 
-class Device:
+class NvmlDevice:
     """One device by its UUID. Words and units are those of the launcher's samples."""
 
     def __init__(self, uuid: str) -> None:
@@ -41,57 +49,59 @@ class Device:
         self._handle = c_void_p()
         if self._lib.nvmlInit_v2() or self._lib.nvmlDeviceGetHandleByUUID(uuid.encode(), byref(self._handle)):
             raise OSError(f"NVML knows no device {uuid}")
-        self._samples = self._gpm_samples()
+        self._samples = self._allocate_samples()
 
     def activity(self) -> dict[str, float]:
         """What the launcher's samples do not have, since this was asked last; and why clocks are held back. For one
         thread alone."""
-        throttled = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong)
-        return {**self._activity(), **({"throttled": throttled} if throttled is not None else {})}
+        throttled = self._query_number("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong)
+        return {**self._read_gpm_metrics(), **({"throttled": throttled} if throttled is not None else {})}
 
     def read(self) -> dict[str, float]:
         """How it stands now; what the device does not tell is left out."""
-        use = self._ask("nvmlDeviceGetUtilizationRates", _Use)
-        told = {
+        use = self._query("nvmlDeviceGetUtilizationRates", _Utilization)
+        readings = {
             "busy": use and use.gpu,
-            "power": self._number("nvmlDeviceGetPowerUsage", c_uint, 1000),
-            "temperature": self._number("nvmlDeviceGetTemperature", c_uint, 1, 0),
-            "clock": self._number("nvmlDeviceGetClockInfo", c_uint, 1, _CLOCK_SM),
-            "clock_most": self._number("nvmlDeviceGetMaxClockInfo", c_uint, 1, _CLOCK_SM),
+            "power": self._query_number("nvmlDeviceGetPowerUsage", c_uint, 1000),
+            "temperature": self._query_number("nvmlDeviceGetTemperature", c_uint, 1, 0),
+            "clock": self._query_number("nvmlDeviceGetClockInfo", c_uint, 1, _CLOCK_SM),
+            "clock_most": self._query_number("nvmlDeviceGetMaxClockInfo", c_uint, 1, _CLOCK_SM),
         }
-        return {name: float(value) for name, value in told.items() if value is not None}
+        return {name: float(value) for name, value in readings.items() if value is not None}
 
-    def _ask(self, name: str, kind: Any, *about: int) -> Any:
-        found, function = kind(), getattr(self._lib, name, None)  # an old driver has fewer
-        return None if function is None or function(self._handle, *about, byref(found)) else found
+    def _query(self, name: str, result_type: Any, *arguments: int) -> Any:
+        result, function = result_type(), getattr(self._lib, name, None)  # an old driver has fewer
+        return None if function is None or function(self._handle, *arguments, byref(result)) else result
 
-    def _number(self, name: str, kind: Any, unit: int = 1, *about: int) -> float | None:
-        found = self._ask(name, kind, *about)
-        return None if found is None else found.value / unit
+    def _query_number(self, name: str, result_type: Any, unit: int = 1, *arguments: int) -> float | None:
+        result = self._query(name, result_type, *arguments)
+        return None if result is None else result.value / unit
 
-    def _gpm_samples(self) -> list[Any]:
+    def _allocate_samples(self) -> list[Any]:
         """Two places for counters; none where the chip (before Hopper) or the driver has no such counters."""
-        support = _Support(1, 0)
+        support = _GpmSupport(1, 0)
         samples = [c_void_p(), c_void_p()]
         try:
             if self._lib.nvmlGpmQueryDeviceSupport(self._handle, byref(support)) or not support.supported:
                 return []
             self._lib.nvmlGpmSampleAlloc.argtypes = [POINTER(c_void_p)]
-            failed = any(self._lib.nvmlGpmSampleAlloc(byref(one)) for one in samples)
+            failed = any(self._lib.nvmlGpmSampleAlloc(byref(sample)) for sample in samples)
             return [] if failed or self._lib.nvmlGpmSampleGet(self._handle, samples[0]) else samples
         except AttributeError:
             return []
 
-    def _activity(self) -> dict[str, float]:
+    def _read_gpm_metrics(self) -> dict[str, float]:
         """Since the last sample."""
         if not self._samples or self._lib.nvmlGpmSampleGet(self._handle, self._samples[1]):
             return {}
-        asked = _Metrics(version=1, count=len(_GPM), first=self._samples[0], second=self._samples[1])
-        for place, number in enumerate(_GPM.values()):
-            asked.metrics[place].id = number
-        failed = self._lib.nvmlGpmMetricsGet(byref(asked))
+        request = _GpmMetricsGet(version=1, count=len(_GPM_METRIC_IDS), first=self._samples[0], second=self._samples[1])
+        for index, number in enumerate(_GPM_METRIC_IDS.values()):
+            request.metrics[index].id = number
+        failed = self._lib.nvmlGpmMetricsGet(byref(request))
         self._samples.reverse()
-        found = [] if failed else asked.metrics[: len(_GPM)]
+        metrics = [] if failed else request.metrics[: len(_GPM_METRIC_IDS)]
         return {
-            name: one.value for name, one in zip(_GPM, found, strict=False) if not one.result and isfinite(one.value)
+            name: metric.value
+            for name, metric in zip(_GPM_METRIC_IDS, metrics, strict=False)
+            if not metric.result and isfinite(metric.value)
         }

@@ -11,69 +11,69 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import Conflict, Denied, Invalid
+from falaj.core.operation import operation
 from falaj.core.ref import Ref
-from falaj.core.verb import verb
-from falaj.govern.officer_notices import OfficerNotices, mark_answered
-from falaj.govern.records import Approval, ApprovalState, Standing, Voice
-from falaj.govern.supporting_documents import SupportingDocuments
-from falaj.store.blobs import BlobStore
+from falaj.govern.officer_notices import NoticeOperations, mark_notices_answered
+from falaj.govern.records import ApprovalQuestion, ApprovalStanding, ApprovalState, ApprovalVote
+from falaj.govern.supporting_documents import DocumentOperations
+from falaj.store.blob_store import BlobStore
 from falaj.store.codec import from_plain, to_plain
-from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.records import Record, going_on
+from falaj.store.ledger import Ledger, LedgerReader, LedgerWriter
+from falaj.store.records import LedgerRecord, with_next_cursor
 
-ROLES = ("approver", "dpo")
-OF_RUN = "run."
+APPROVING_ROLES = ("approver", "dpo")
+RUN_ACCOUNT_PREFIX = "run."
 """How the accounts of runs begin; nobody else is called so."""
-EMERGENCY_S = 24 * 3600.0
+EMERGENCY_PERIOD_S = 24 * 3600.0
 DAY_S = 86_400.0
 MAX_DAYS = 366
-MAX_NEEDS = 9
-KIND, PROJECT = "approval", "approvals"
-_ACTION = r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}"
-_DIGEST = r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}"
-_OTHER = "the digest is another one than was asked about"
-_MADE_BY_ASKER = "the credential was made by the person who asks, or by an author"
-_OWNER = "os:"
+MAX_APPROVERS = 9
+APPROVAL_KIND, APPROVALS_PROJECT = "approval", "approvals"
+_ACTION_PATTERN = r"[a-z][a-z0-9-]{0,30}\.[a-z][a-z0-9-]{0,30}"
+_DIGEST_PATTERN = r"[A-Za-z0-9][A-Za-z0-9:._-]{15,199}"
+_OTHER_DIGEST_REASON = "the digest is another one than was asked about"
+_CREDENTIAL_BY_ASKER_REASON = "the credential was made by the person who asks, or by an author"
+_OWNER_PERSON_PREFIX = "os:"
 """Prefix of the person of an embedded folder's owner. The owner enrols all accounts there, and holds the keys: that
 bars the others from approving the owner's own requests, and the owner from nothing."""
 
 
-def standing(approval: Approval, now: float) -> Standing:
+def evaluate_approval(approval: ApprovalQuestion, now: float) -> ApprovalStanding:
     """Where it stands at `now`. Trusts no earlier check: every voice is judged again, here."""
-    good = _counted(approval, now)
-    given, officers = len(good), sum("dpo" in voice.roles for voice in good)
-    missing = max(0, approval.needs - given)
-    missing_dpo = max(0, approval.dpo - officers)
+    counted_votes = _list_counted_votes(approval, now)
+    vote_count, officer_count = len(counted_votes), sum("dpo" in vote.roles for vote in counted_votes)
+    missing = max(0, approval.needs - vote_count)
+    missing_dpo = max(0, approval.dpo - officer_count)
 
-    def said(state: str, until: float, why: str, ratify: bool = False) -> Standing:
-        return Standing(state, given, missing, missing_dpo, until, why, ratify)
+    def build_standing(state: str, ends_at: float, reason: str, ratify: bool = False) -> ApprovalStanding:
+        return ApprovalStanding(state, vote_count, missing, missing_dpo, ends_at, reason, ratify)
 
-    refused = next((voice for voice in approval.voices if voice.says == "refuse"), None)
-    if refused is not None:
-        return said("refused", refused.at, f"{refused.actor} refused it")
+    refusal = next((vote for vote in approval.voices if vote.says == "refuse"), None)
+    if refusal is not None:
+        return build_standing("refused", refusal.at, f"{refusal.actor} refused it")
     if now >= approval.expires:
-        return said("expired", approval.expires, "its time is over")
-    deadline = good[0].at + EMERGENCY_S if approval.emergency and good else approval.expires
-    if not missing and not missing_dpo and _complete_at(approval, good) < deadline:
-        return said("granted", approval.expires, "enough people gave it")
-    if approval.emergency and good:
+        return build_standing("expired", approval.expires, "its time is over")
+    deadline = counted_votes[0].at + EMERGENCY_PERIOD_S if approval.emergency and counted_votes else approval.expires
+    if not missing and not missing_dpo and _compute_completed_at(approval, counted_votes) < deadline:
+        return build_standing("granted", approval.expires, "enough people gave it")
+    if approval.emergency and counted_votes:
         if now >= deadline:
-            return said("lapsed", deadline, "nobody ratified the emergency in time: undo what it allowed")
-        return said(
+            return build_standing("lapsed", deadline, "nobody ratified the emergency in time: undo what it allowed")
+        return build_standing(
             "emergency", min(deadline, approval.expires), "one person gave it; others must ratify it", ratify=True
         )
-    hurry = "; an emergency: the first of them lets it go on, for 24 hours" if approval.emergency else ""
-    return said("waiting", approval.expires, _missing(missing, missing_dpo) + hurry)
+    emergency_note = "; an emergency: the first of them lets it go on, for 24 hours" if approval.emergency else ""
+    return build_standing("waiting", approval.expires, _describe_missing(missing, missing_dpo) + emergency_note)
 
 
-def current_standing(approval: Approval, now: float) -> Standing:
+def compute_current_standing(approval: ApprovalQuestion, now: float) -> ApprovalStanding:
     """Return where it stands now, by the clock of this replica and the times that the approval records."""
-    return standing(approval, latest_time(approval, now))
+    return evaluate_approval(approval, latest_time(approval, now))
 
 
-def latest_time(approval: Approval, now: float) -> float:
+def latest_time(approval: ApprovalQuestion, now: float) -> float:
     """Return the later of `now` and the times that the approval records.
 
     The clocks of replicas differ: an answer in the ledger was given, also where another replica dated it after `now`.
@@ -81,77 +81,86 @@ def latest_time(approval: Approval, now: float) -> float:
     return max(now, approval.asked, *(voice.at for voice in approval.voices))
 
 
-def may_speak(approval: Approval, voice: Voice) -> str:
+def find_vote_objection(approval: ApprovalQuestion, vote: ApprovalVote) -> str:
     """Why this voice does not count, or nothing when it does."""
-    if voice.kind != "person":
+    if vote.kind != "person":
         return "only people approve, never a service account or a workload"
-    if voice.behalf:
+    if vote.behalf:
         return "nobody approves on behalf of another"
-    if approval.asker in (voice.person, voice.actor):
+    if approval.asker in (vote.person, vote.actor):
         return "whoever asks does not approve"
-    if voice.person in approval.barred or voice.actor in approval.barred:
-        hasty = ", nor does anybody whose last emergency nobody ratified" if approval.emergency else ""
-        return f"an author does not approve the own work{hasty}"
-    if set(voice.makers) & {approval.asker, *approval.barred}:
-        return _MADE_BY_ASKER
-    if voice.person in approval.asker_makers and not voice.person.startswith(_OWNER):
+    if vote.person in approval.barred or vote.actor in approval.barred:
+        emergency_note = ", nor does anybody whose last emergency nobody ratified" if approval.emergency else ""
+        return f"an author does not approve the own work{emergency_note}"
+    if set(vote.makers) & {approval.asker, *approval.barred}:
+        return _CREDENTIAL_BY_ASKER_REASON
+    if vote.person in approval.asker_makers and not vote.person.startswith(_OWNER_PERSON_PREFIX):
         return "you made the credential of the person who asks"
-    if not set(voice.roles) & set(approval.roles):
+    if not set(vote.roles) & set(approval.roles):
         return f"this needs one of the roles {', '.join(approval.roles)}"
-    return "" if voice.digest == approval.digest else _OTHER
+    return "" if vote.digest == approval.digest else _OTHER_DIGEST_REASON
 
 
-def stricter(approval: Approval, barred: tuple[str, ...] = (), needs: int = 0, dpo: int = 0) -> Approval:
+def with_stricter_rules(
+    approval: ApprovalQuestion, barred: tuple[str, ...] = (), min_approvers: int = 0, min_officers: int = 0
+) -> ApprovalQuestion:
     """The same question under rules at least as strict: whoever asked cannot have made it easier."""
     return replace(
-        approval, barred=(*approval.barred, *barred), needs=max(needs, approval.needs), dpo=max(dpo, approval.dpo)
+        approval,
+        barred=(*approval.barred, *barred),
+        needs=max(min_approvers, approval.needs),
+        dpo=max(min_officers, approval.dpo),
     )
 
 
-def _counted(approval: Approval, now: float) -> list[Voice]:
+def _list_counted_votes(approval: ApprovalQuestion, now: float) -> list[ApprovalVote]:
     """One voice a person, the earliest; a person and the maker of that person's credential count as one."""
-    counted: list[Voice] = []
-    for voice in sorted(approval.voices, key=lambda v: v.at):
-        timely = approval.asked <= voice.at <= now and voice.at < approval.expires
-        if voice.says != "give" or not timely or may_speak(approval, voice):
+    counted_votes: list[ApprovalVote] = []
+    for vote in sorted(approval.voices, key=lambda vote_item: vote_item.at):
+        is_timely = approval.asked <= vote.at <= now and vote.at < approval.expires
+        if vote.says != "give" or not is_timely or find_vote_objection(approval, vote):
             continue
-        if all(is_independent(voice, earlier) for earlier in counted):
-            counted.append(voice)
-    return counted
+        if all(is_independent(vote, earlier_vote) for earlier_vote in counted_votes):
+            counted_votes.append(vote)
+    return counted_votes
 
 
-def is_independent(first: Voice, second: Voice) -> bool:
+def is_independent(first_vote: ApprovalVote, second_vote: ApprovalVote) -> bool:
     """True for two people of whom neither made the credential of the other."""
-    if first.person == second.person:
+    if first_vote.person == second_vote.person:
         return False
-    pairs = (first.person, second.makers), (second.person, first.makers)
-    return not any(person in makers and not person.startswith(_OWNER) for person, makers in pairs)
+    credential_pairs = (first_vote.person, second_vote.makers), (second_vote.person, first_vote.makers)
+    return not any(
+        person in makers and not person.startswith(_OWNER_PERSON_PREFIX) for person, makers in credential_pairs
+    )
 
 
-def _complete_at(approval: Approval, good: list[Voice]) -> float:
+def _compute_completed_at(approval: ApprovalQuestion, counted_votes: list[ApprovalVote]) -> float:
     """When the last voice it needed was heard."""
-    officers = [voice.at for voice in good if "dpo" in voice.roles]
-    enough = good[approval.needs - 1].at if approval.needs else approval.asked
-    return max(enough, officers[approval.dpo - 1]) if approval.dpo else enough
+    officer_vote_times = [vote.at for vote in counted_votes if "dpo" in vote.roles]
+    enough_at = counted_votes[approval.needs - 1].at if approval.needs else approval.asked
+    return max(enough_at, officer_vote_times[approval.dpo - 1]) if approval.dpo else enough_at
 
 
-def _missing(people: int, officers: int) -> str:
-    who = f"{people} more {'person' if people == 1 else 'people'}" if people else ""
-    dpo = f"{officers} of the role dpo" if officers else ""
-    return "it waits for " + (f"{who}, {dpo}" if who and dpo else who or dpo)
+def _describe_missing(people_count: int, officer_count: int) -> str:
+    people_text = f"{people_count} more {'person' if people_count == 1 else 'people'}" if people_count else ""
+    officer_text = f"{officer_count} of the role dpo" if officer_count else ""
+    return "it waits for " + (
+        f"{people_text}, {officer_text}" if people_text and officer_text else people_text or officer_text
+    )
 
 
-Effect = Callable[[Context, Writer, Approval], None]
+GrantEffect = Callable[[CallContext, LedgerWriter, ApprovalQuestion], None]
 """What a service does in the transaction in which an approval becomes granted."""
 
 
-class Approvals(SupportingDocuments, OfficerNotices):
+class ApprovalService(DocumentOperations, NoticeOperations):
     """Four eyes: ask, give, refuse, over exact digests."""
 
     def __init__(
         self,
         ledger: Ledger,
-        person_of: Callable[[str, str], str] | None = None,
+        get_person: Callable[[str, str], str] | None = None,
         blobs: BlobStore | None = None,
     ) -> None:
         """`person_of(tenant, account)` gives the person behind an account, so that an author has no second voice.
@@ -160,14 +169,14 @@ class Approvals(SupportingDocuments, OfficerNotices):
         """
         self._ledger = ledger
         self._blobs = blobs
-        self._person_of = person_of
+        self.get_person = get_person
         self._watchers: tuple[Callable[[], None], ...] = ()
-        self._effects: dict[str, Effect] = {}
+        self._effects: dict[str, GrantEffect] = {}
 
-    @verb(reads=("about",), group="write")
+    @operation(reads=("about",), group="write")
     def ask(
         self,
-        ctx: Context,
+        ctx: CallContext,
         action: Annotated[str, "what the approval is for, as desk.verb"],
         digest: Annotated[str, "the exact digest people are asked to approve"],
         reason: Annotated[str, "why, for those who decide"],
@@ -191,12 +200,12 @@ class Approvals(SupportingDocuments, OfficerNotices):
             raise Invalid(f"{action} is asked for by the platform itself", "see who waits: falaj approvals list")
         with self._ledger.write(ctx) as tx:
             authors = self.persons(ctx, tx.need(about).author) if about is not None else ()
-            question = Approval(
+            question = ApprovalQuestion(
                 action=action,
                 digest=digest,
                 needs=needs,
                 dpo=0,
-                roles=ROLES,
+                roles=APPROVING_ROLES,
                 asker=ctx.actor.person,
                 barred=(ctx.actor.id, *authors),
                 reason=reason,
@@ -207,10 +216,10 @@ class Approvals(SupportingDocuments, OfficerNotices):
             )
             return self.propose(ctx, tx, question)
 
-    @verb(writes=("approval",), group="approve")
+    @operation(writes=("approval",), group="approve")
     def give(
         self,
-        ctx: Context,
+        ctx: CallContext,
         approval: Annotated[Ref, "the approval, as list shows it"],
         digest: Annotated[str, "the digest you looked at; refused when it is not the one asked about"] = "",
         reason: Annotated[str, "what you want remembered with it"] = "",
@@ -220,12 +229,12 @@ class Approvals(SupportingDocuments, OfficerNotices):
         Example:
             falaj approvals give approval:approvals/zones.grant.3b1f… --digest sha256:9f…
         """
-        return self._speak(ctx, approval, "give", digest, reason)
+        return self.record_vote(ctx, approval, "give", digest, reason)
 
-    @verb(writes=("approval",), group="approve")
+    @operation(writes=("approval",), group="approve")
     def refuse(
         self,
-        ctx: Context,
+        ctx: CallContext,
         approval: Annotated[Ref, "the approval, as list shows it"],
         reason: Annotated[str, "why not"],
     ) -> ApprovalState:
@@ -234,22 +243,22 @@ class Approvals(SupportingDocuments, OfficerNotices):
         Example:
             falaj approvals refuse approval:approvals/zones.grant.3b1f… --reason "the contract has no audit clause"
         """
-        return self._speak(ctx, approval, "refuse", "", reason)
+        return self.record_vote(ctx, approval, "refuse", "", reason)
 
-    @verb(reads=("approval",))
-    def show(self, ctx: Context, approval: Annotated[Ref, "the approval"]) -> ApprovalState:
+    @operation(reads=("approval",))
+    def show(self, ctx: CallContext, approval: Annotated[Ref, "the approval"]) -> ApprovalState:
         """Show one approval, who said what, and what it still waits for.
 
         Example:
             falaj approvals show approval:approvals/zones.grant.3b1f…
         """
         with self._ledger.read(ctx) as tx:
-            return _state(tx.need(_mutable(approval)), ctx.now())
+            return _build_state(tx.need(_require_approval_ref(approval)), ctx.now())
 
-    @verb()
+    @operation()
     def list(
         self,
-        ctx: Context,
+        ctx: CallContext,
         state: Annotated[str, "only those that stand so: waiting, granted, emergency, refused, expired, lapsed"] = "",
         action: Annotated[str, "only those for this action"] = "",
         limit: Annotated[int, "at most so many, newest first"] = 100,
@@ -260,36 +269,38 @@ class Approvals(SupportingDocuments, OfficerNotices):
         Example:
             falaj approvals list --state waiting
         """
-        terms, cells, found = {"action": action} if action else {}, ctx.cells(KIND), list[ApprovalState]()
+        terms, scopes, listed = {"action": action} if action else {}, ctx.cells(APPROVAL_KIND), list[ApprovalState]()
         with self._ledger.read(ctx) as tx:
             while True:
-                page = tx.find(KIND, terms=terms, cells=cells, newest=True, after=after, limit=limit)
-                states = [_state(record, ctx.now()) for record in page.records]
-                found += [one for one in states if not state or one.standing.state == state]
+                page = tx.find(APPROVAL_KIND, terms=terms, scopes=scopes, newest_first=True, after=after, limit=limit)
+                states = [_build_state(record, ctx.now()) for record in page.records]
+                listed += [
+                    approval_state for approval_state in states if not state or approval_state.standing.state == state
+                ]
                 after = page.next
                 # How a question stands is a matter of time, too, and so no index knows it.
-                if found or not after:
-                    return going_on(found, after)
+                if listed or not after:
+                    return with_next_cursor(listed, after)
 
-    def propose(self, ctx: Context, tx: Writer, question: Approval) -> ApprovalState:
+    def propose(self, ctx: CallContext, tx: LedgerWriter, question: ApprovalQuestion) -> ApprovalState:
         """Put a question in a transaction of a room of ours; the same question again is found, not asked twice."""
-        _check(question)
+        _validate_question(question)
         # The person a run acts for is behind what it asks, and may not approve it either.
-        behind = self.persons(ctx, ctx.actor.behalf) if ctx.actor.behalf else ()
+        represented_persons = self.persons(ctx, ctx.actor.behalf) if ctx.actor.behalf else ()
         makers = question.asker_makers or ctx.actor.makers
-        question = replace(question, asker_makers=makers, barred=(*question.barred, *behind))
-        ref = approval_ref(question.action, question.digest)
-        old = tx.get(ref)
-        if old is not None:
-            state = _state(old, ctx.now())
+        question = replace(question, asker_makers=makers, barred=(*question.barred, *represented_persons))
+        ref = make_approval_ref(question.action, question.digest)
+        earlier_record = tx.get(ref)
+        if earlier_record is not None:
+            state = _build_state(earlier_record, ctx.now())
             if state.standing.state in ("waiting", "granted", "emergency"):
-                if _as_strict(state.approval, question):
+                if _is_as_strict(state.approval, question):
                     return state
-                question = _both(state.approval, question)
+                question = _merge_questions(state.approval, question)
             if state.standing.state == "refused":
                 raise Conflict(f"{ref} was refused", "change what was refused: another digest is another question", ref)
         terms = {"action": question.action, "asker": question.asker}
-        record = tx.put(ref, to_plain(question), rev=old.rev if old else None, terms=terms)
+        record = tx.put(ref, to_plain(question), rev=earlier_record.rev if earlier_record else None, terms=terms)
         tx.emit(
             "approvals.ask",
             record.ref,
@@ -300,47 +311,53 @@ class Approvals(SupportingDocuments, OfficerNotices):
             emergency=int(question.emergency),
             about=question.about,
         )
-        self._tell_after(tx)
-        return _state(record, ctx.now())
+        self.notify_watchers_after(tx)
+        return _build_state(record, ctx.now())
 
     def demand(
         self,
-        ctx: Context,
+        ctx: CallContext,
         action: str,
         digest: str,
         *,
-        needs: int = 2,
-        dpo: int = 0,
+        min_approvers: int = 2,
+        min_officers: int = 0,
         authors: tuple[str, ...] = (),
-        emergency: bool = False,
-    ) -> Approval:
+        allow_emergency: bool = False,
+    ) -> ApprovalQuestion:
         """The approval that stands for exactly this, or Denied with the command that is missing. For rooms.
 
         `authors` (accounts or persons) have no voice, whatever the question said.
         """
-        ref = approval_ref(action, digest)
+        ref = make_approval_ref(action, digest)
         with self._ledger.read(ctx) as tx:
             approval = find_approval(tx, action, digest, tenant=ctx.tenant)
         if approval is None:
-            hint = f"falaj approvals ask {action} {digest} --needs {needs} --reason …"
-            raise Denied(f"{action} needs the approval of {needs} people, and nobody asked them", hint, ref)
-        barred = tuple(person for author in authors for person in self.persons(ctx, author))
-        approval = stricter(approval, barred, needs, dpo)
-        now = current_standing(approval, ctx.now())
-        if now.granted or (emergency and now.state == "emergency"):
+            hint = f"falaj approvals ask {action} {digest} --needs {min_approvers} --reason …"
+            raise Denied(f"{action} needs the approval of {min_approvers} people, and nobody asked them", hint, ref)
+        barred_persons = tuple(person for author in authors for person in self.persons(ctx, author))
+        approval = with_stricter_rules(approval, barred_persons, min_approvers, min_officers)
+        current_standing = compute_current_standing(approval, ctx.now())
+        if current_standing.granted or (allow_emergency and current_standing.state == "emergency"):
             return approval
-        raise Denied(f"{action} is not approved: {now.why}", f"an approver runs: falaj approvals give {ref}", ref)
+        raise Denied(
+            f"{action} is not approved: {current_standing.why}", f"an approver runs: falaj approvals give {ref}", ref
+        )
 
-    def persons(self, ctx: Context, account: str) -> tuple[str, ...]:
+    def persons(self, ctx: CallContext, account_name: str) -> tuple[str, ...]:
         """The account and, where they are known, the person behind it and, of a run's, whoever let that run work."""
-        found = (account,) if self._person_of is None else (account, self._person_of(ctx.tenant, account))
-        if not account.startswith(OF_RUN):
-            return found
+        persons = (
+            (account_name,) if self.get_person is None else (account_name, self.get_person(ctx.tenant, account_name))
+        )
+        if not account_name.startswith(RUN_ACCOUNT_PREFIX):
+            return persons
         with self._ledger.read(ctx) as tx:
-            runs = tx.find("run", tenant=ctx.tenant, name=account.removeprefix(OF_RUN), limit=1).records
-        return (*found, *(person for run in runs for person in self.persons(ctx, run.author)))
+            run_records = tx.find(
+                "run", tenant=ctx.tenant, name=account_name.removeprefix(RUN_ACCOUNT_PREFIX), limit=1
+            ).records
+        return (*persons, *(person for run_record in run_records for person in self.persons(ctx, run_record.author)))
 
-    def on_granted(self, action: str, effect: Effect) -> None:
+    def on_granted(self, action: str, effect: GrantEffect) -> None:
         """Run `effect` when an approval of this action becomes granted. Only the platform asks for such approvals."""
         self._effects[action] = effect
 
@@ -348,117 +365,134 @@ class Approvals(SupportingDocuments, OfficerNotices):
         """Call back when what people said has changed, in this process."""
         self._watchers += (callback,)
 
-    def _speak(self, ctx: Context, ref: Ref, says: str, digest: str, reason: str) -> ApprovalState:
-        ref = _mutable(ref)
+    def record_vote(self, ctx: CallContext, ref: Ref, answer: str, digest: str, reason: str) -> ApprovalState:
+        ref = _require_approval_ref(ref)
         with self._ledger.write(ctx) as tx:
             record = tx.need(ref)
-            approval = _approval(record)
-            voice = _voice(ctx, latest_time(approval, ctx.now()), says, digest or approval.digest, reason)
-            _admit(ctx, approval, voice, ref)
-            changed = replace(approval, voices=(*approval.voices, voice))
-            record = tx.put(ref, to_plain(changed), rev=record.rev)
-            mark_answered(ctx, tx, ref)
-            state = _state(record, ctx.now())
+            approval = _read_approval(record)
+            vote = _create_vote(ctx, latest_time(approval, ctx.now()), answer, digest or approval.digest, reason)
+            _require_valid_vote(ctx, approval, vote, ref)
+            changed_approval = replace(approval, voices=(*approval.voices, vote))
+            record = tx.put(ref, to_plain(changed_approval), rev=record.rev)
+            mark_notices_answered(ctx, tx, ref)
+            state = _build_state(record, ctx.now())
             tx.emit(
-                f"approvals.{says}",
+                f"approvals.{answer}",
                 record.ref,
                 action=approval.action,
                 digest=approval.digest,
                 state=state.standing.state,
                 reason=reason,
             )
-            if says == "give" and state.standing.granted and approval.action in self._effects:
-                self._effects[approval.action](ctx, tx, changed)
-            self._tell_after(tx)
+            if answer == "give" and state.standing.granted and approval.action in self._effects:
+                self._effects[approval.action](ctx, tx, changed_approval)
+            self.notify_watchers_after(tx)
         return state
 
-    def _tell_after(self, tx: Writer) -> None:
-        def tell(durable: bool) -> None:
+    def notify_watchers_after(self, tx: LedgerWriter) -> None:
+        def notify_watchers(durable: bool) -> None:
             if durable:
                 for watcher in self._watchers:
                     watcher()
 
-        tx.after(tell)
+        tx.after(notify_watchers)
 
 
-def approval_ref(action: str, digest: str) -> Ref:
+def make_approval_ref(action: str, digest: str) -> Ref:
     """The one name of the question whether `action` may be done with exactly `digest`."""
-    tail = hashlib.sha256(f"{action}\0{digest}".encode()).hexdigest()[:32]
-    return Ref(KIND, PROJECT, f"{action}.{tail}")
+    digest_tail = hashlib.sha256(f"{action}\0{digest}".encode()).hexdigest()[:32]
+    return Ref(APPROVAL_KIND, APPROVALS_PROJECT, f"{action}.{digest_tail}")
 
 
-def find_approval(tx: Reader, action: str, digest: str, *, tenant: str) -> Approval | None:
+def find_approval(tx: LedgerReader, action: str, digest: str, *, tenant: str) -> ApprovalQuestion | None:
     """What was asked and said about exactly this, or None."""
-    record = tx.get(approval_ref(action, digest), tenant=tenant)
+    record = tx.get(make_approval_ref(action, digest), tenant=tenant)
     if record is None:
         return None
-    approval = _approval(record)
+    approval = _read_approval(record)
     return approval if (approval.action, approval.digest) == (action, digest) else None
 
 
-def _check(question: Approval) -> None:
-    if not re.fullmatch(_ACTION, question.action):
+def _validate_question(question: ApprovalQuestion) -> None:
+    if not re.fullmatch(_ACTION_PATTERN, question.action):
         raise Invalid(f"{question.action!r:.60} is no action", "desk.verb, for example catalog.promote")
-    if not re.fullmatch(_DIGEST, question.digest):
+    if not re.fullmatch(_DIGEST_PATTERN, question.digest):
         raise Invalid("that is no digest", "the exact digest of what is to be approved, for example sha256:…")
-    if not 1 <= question.needs <= MAX_NEEDS or question.dpo > question.needs:
-        raise Invalid(f"an approval by {question.needs} people", f"1 to {MAX_NEEDS}")
+    if not 1 <= question.needs <= MAX_APPROVERS or question.dpo > question.needs:
+        raise Invalid(f"an approval by {question.needs} people", f"1 to {MAX_APPROVERS}")
     if not question.reason.strip():
         raise Invalid("nobody can decide without a reason", "--reason says why, for those who decide")
 
 
-def _as_strict(old: Approval, new: Approval) -> bool:
+def _is_as_strict(earlier_question: ApprovalQuestion, new_question: ApprovalQuestion) -> bool:
     """True when what was asked before is no easier to pass than what is asked now."""
-    known = {old.asker, *old.barred}
-    harder = old.needs >= new.needs and old.dpo >= new.dpo and set(old.roles) <= set(new.roles)
-    known_makers = set(old.asker_makers) >= set(new.asker_makers)
-    return harder and known_makers and known >= {new.asker, *new.barred} and (new.emergency or not old.emergency)
+    earlier_barred = {earlier_question.asker, *earlier_question.barred}
+    has_no_fewer_rules = (
+        earlier_question.needs >= new_question.needs
+        and earlier_question.dpo >= new_question.dpo
+        and set(earlier_question.roles) <= set(new_question.roles)
+    )
+    has_all_makers = set(earlier_question.asker_makers) >= set(new_question.asker_makers)
+    return (
+        has_no_fewer_rules
+        and has_all_makers
+        and earlier_barred >= {new_question.asker, *new_question.barred}
+        and (new_question.emergency or not earlier_question.emergency)
+    )
 
 
-def _both(old: Approval, new: Approval) -> Approval:
+def _merge_questions(earlier_question: ApprovalQuestion, new_question: ApprovalQuestion) -> ApprovalQuestion:
     """One question under the rules of both: asking again makes it harder, and never loses what people said."""
-    roles = tuple(role for role in old.roles if role in new.roles) or new.roles
-    merged = stricter(old, (new.asker, *new.barred), new.needs, new.dpo)
-    makers = tuple(dict.fromkeys((*old.asker_makers, *new.asker_makers)))
-    return replace(merged, roles=roles, emergency=old.emergency and new.emergency, asker_makers=makers)
+    roles = tuple(role for role in earlier_question.roles if role in new_question.roles) or new_question.roles
+    merged = with_stricter_rules(
+        earlier_question, (new_question.asker, *new_question.barred), new_question.needs, new_question.dpo
+    )
+    makers = tuple(dict.fromkeys((*earlier_question.asker_makers, *new_question.asker_makers)))
+    return replace(
+        merged, roles=roles, emergency=earlier_question.emergency and new_question.emergency, asker_makers=makers
+    )
 
 
-def _admit(ctx: Context, approval: Approval, voice: Voice, ref: Ref) -> None:
+def _require_valid_vote(ctx: CallContext, approval: ApprovalQuestion, vote: ApprovalVote, ref: Ref) -> None:
     """Refuse a voice that could not count, so that its speaker hears it now."""
-    now = current_standing(approval, voice.at)
-    if now.state in ("refused", "expired", "lapsed"):
-        raise Conflict(f"{ref} is over: {now.why}", "ask again with falaj approvals ask", ref)
-    if voice.says == "refuse" and approval.asker == voice.person:
+    current_standing = compute_current_standing(approval, vote.at)
+    if current_standing.state in ("refused", "expired", "lapsed"):
+        raise Conflict(f"{ref} is over: {current_standing.why}", "ask again with falaj approvals ask", ref)
+    if vote.says == "refuse" and approval.asker == vote.person:
         return
     if ctx.actor.tenant != ctx.tenant or ctx.actor.run:
         raise Denied("only people of this tenant approve here", "ask one of its approvers", ref)
-    why = may_speak(approval, voice)
-    if why:
-        raise Denied(f"your voice does not count here: {why}", _refusal_hint(approval, why, ref), ref)
-    if voice.says == "give" and any(v.person == voice.person for v in approval.voices):
+    objection = find_vote_objection(approval, vote)
+    if objection:
+        raise Denied(
+            f"your voice does not count here: {objection}", _make_objection_hint(approval, objection, ref), ref
+        )
+    if vote.says == "give" and any(earlier_vote.person == vote.person for earlier_vote in approval.voices):
         raise Conflict("you have approved it already", "another person must", ref)
-    if voice.says == "give" and not all(is_independent(voice, other) for other in _counted(approval, voice.at)):
+    if vote.says == "give" and not all(
+        is_independent(vote, other_vote) for other_vote in _list_counted_votes(approval, vote.at)
+    ):
         raise Denied(
             "your voice does not count here: you made the credential of a person who approved it, or that person yours",
-            _refusal_hint(approval, "", ref),
+            _make_objection_hint(approval, "", ref),
             ref,
         )
 
 
-def _refusal_hint(approval: Approval, why: str, ref: Ref) -> str:
-    """What helps after a voice was refused for the reason `why`."""
-    if why == _OTHER:
+def _make_objection_hint(approval: ApprovalQuestion, objection: str, ref: Ref) -> str:
+    """What helps after a voice was refused for the reason `objection`."""
+    if objection == _OTHER_DIGEST_REASON:
         return f"look at what is asked: falaj approvals show {ref.bare}"
     roles = " or ".join(approval.roles)
-    if why == _MADE_BY_ASKER:
+    if objection == _CREDENTIAL_BY_ASKER_REASON:
         return f"have another person ask, or a person approve ({roles}) whom the asker did not enrol"
     return f"another person with the role {roles} can"
 
 
-def _voice(ctx: Context, at: float, says: str, digest: str, reason: str) -> Voice:
+def _create_vote(ctx: CallContext, at: float, answer: str, digest: str, reason: str) -> ApprovalVote:
     actor = ctx.actor
-    return Voice(
-        says=says,
+    return ApprovalVote(
+        says=answer,
         person=actor.person,
         actor=actor.id,
         kind=actor.kind,
@@ -471,17 +505,17 @@ def _voice(ctx: Context, at: float, says: str, digest: str, reason: str) -> Voic
     )
 
 
-def _mutable(ref: Ref) -> Ref:
-    if ref.kind != KIND:
+def _require_approval_ref(ref: Ref) -> Ref:
+    if ref.kind != APPROVAL_KIND:
         raise Invalid(f"{ref} is not an approval", "falaj approvals list shows them", ref)
     return ref.bare
 
 
-def _approval(record: Record) -> Approval:
-    approval: Approval = from_plain(Approval, record.body)
+def _read_approval(record: LedgerRecord) -> ApprovalQuestion:
+    approval: ApprovalQuestion = from_plain(ApprovalQuestion, record.body)
     return approval
 
 
-def _state(record: Record, now: float) -> ApprovalState:
-    approval = _approval(record)
-    return ApprovalState(record.ref.bare, approval, current_standing(approval, now))
+def _build_state(record: LedgerRecord, now: float) -> ApprovalState:
+    approval = _read_approval(record)
+    return ApprovalState(record.ref.bare, approval, compute_current_standing(approval, now))

@@ -8,36 +8,36 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import Invalid
-from falaj.core.verb import verb
-from falaj.govern.place import place
-from falaj.govern.records import CopyPage, Misplaced, Move, Places, Verdict
-from falaj.govern.view import PlaceView
-from falaj.store.blobs import digest_of
-from falaj.store.ledger import Ledger, Reader
-from falaj.store.objects import DELETING, Object, objects_after, wholes_of
-from falaj.store.records import Record
+from falaj.core.operation import operation
+from falaj.govern.records import CopyPage, DataMovement, MisplacedCopy, ResidencySnapshot, ResidencyVerdict
+from falaj.govern.residency_cache import ResidencyCache
+from falaj.govern.residency_check import check_residency
+from falaj.store.blob_store import format_digest
+from falaj.store.ledger import Ledger, LedgerReader
+from falaj.store.records import LedgerRecord
+from falaj.store.stored_objects import DELETING, StoredObject, list_containing_objects, list_objects_after
 
-HOLDERS = ("blob", "dataset", "model", "code", "artifact", "document")
+HOLDER_KINDS = ("blob", "dataset", "model", "code", "artifact", "document")
 """Kinds of records that keep bytes alive."""
-OBJECTS = "object"
-_PAGE = 1000
+OBJECT_KIND = "object"
+_MAX_PAGE_SIZE = 1000
 
 
-class Copies:
+class CopyOperations:
     """A part of the desk of zones."""
 
     _ledger: Ledger
-    _places: PlaceView
+    residency_cache: ResidencyCache
 
-    @verb(group="audit")
+    @operation(group="audit")
     def copies(
         self,
-        ctx: Context,
+        ctx: CallContext,
         kind: Annotated[str, "which kind of thing, for example dataset; `object` is the sealed bytes themselves"],
         after: Annotated[str, "where the page before ended"] = "",
-        limit: Annotated[int, "how many things at most"] = _PAGE,
+        limit: Annotated[int, "how many things at most"] = _MAX_PAGE_SIZE,
     ) -> CopyPage:
         """Count the copies of things zone by zone, and name those that may not lie where they are.
 
@@ -46,92 +46,110 @@ class Copies:
         Example:
             falaj zones copies dataset
         """
-        if not 0 < limit <= _PAGE:
-            raise Invalid(f"a page of {limit} things", f"ask for 1 to {_PAGE} and go on with --after")
-        places = self._places.of(ctx.tenant, ctx.now())
-        if kind == OBJECTS:
-            return self._objects(ctx, places)
+        if not 0 < limit <= _MAX_PAGE_SIZE:
+            raise Invalid(f"a page of {limit} things", f"ask for 1 to {_MAX_PAGE_SIZE} and go on with --after")
+        residency = self.residency_cache.of(ctx.tenant, ctx.now())
+        if kind == OBJECT_KIND:
+            return self.check_objects(ctx, residency)
         with self._ledger.read(ctx) as tx:
-            page = tx.find(kind, cells=ctx.cells(kind), after=after, limit=limit)
-        counted: Counter[str] = Counter()
-        wrong: list[Misplaced] = []
+            page = tx.find(kind, scopes=ctx.cells(kind), after=after, limit=limit)
+        copies_by_zone: Counter[str] = Counter()
+        misplaced: list[MisplacedCopy] = []
         for record in page.records:
-            for zone in _zones_of(record):
-                counted[zone] += 1
-                verdict = _judged(record, zone, places, ctx)
+            for zone in _list_record_zones(record):
+                copies_by_zone[zone] += 1
+                verdict = _judge_copy(record, zone, residency, ctx)
                 if not verdict.allowed:
-                    wrong.append(Misplaced(str(record.ref), zone, verdict.rules, "; ".join(verdict.reasons)))
-        return CopyPage(len(page.records), dict(counted), tuple(wrong), page.next)
+                    misplaced.append(MisplacedCopy(str(record.ref), zone, verdict.rules, "; ".join(verdict.reasons)))
+        return CopyPage(len(page.records), dict(copies_by_zone), tuple(misplaced), page.next)
 
-    def _objects(self, ctx: Context, places: Places) -> CopyPage:
+    def check_objects(self, ctx: CallContext, residency: ResidencySnapshot) -> CopyPage:
         """All of the tenant's objects in one pass: what accounts for them is read once."""
-        counted: Counter[str] = Counter()
-        wrong: list[Misplaced] = []
-        seen = 0
+        copies_by_zone: Counter[str] = Counter()
+        misplaced: list[MisplacedCopy] = []
+        object_count = 0
         with self._ledger.read(ctx) as tx:
-            held = _held(tx, ctx.tenant)
-            for thing in _all_objects(tx, ctx.tenant):
-                seen += 1
-                counted[thing.zone] += 1
-                rules = _unaccounted(tx, thing, held, places)
+            zones_by_digest = _collect_zones_by_digest(tx, ctx.tenant)
+            for stored_object in _iterate_objects(tx, ctx.tenant):
+                object_count += 1
+                copies_by_zone[stored_object.zone] += 1
+                rules = _find_unaccounted_rules(tx, stored_object, zones_by_digest, residency)
                 if rules:
-                    name = f"object {digest_of(thing.digest)[:19]} ({thing.state})"
-                    wrong.append(Misplaced(name, thing.zone, rules, "nothing that may lie there accounts for it"))
-        return CopyPage(seen, dict(counted), tuple(wrong))
+                    name = f"object {format_digest(stored_object.digest)[:19]} ({stored_object.state})"
+                    misplaced.append(
+                        MisplacedCopy(name, stored_object.zone, rules, "nothing that may lie there accounts for it")
+                    )
+        return CopyPage(object_count, dict(copies_by_zone), tuple(misplaced))
 
 
-def _zones_of(record: Record) -> tuple[str, ...]:
-    named = tuple(sorted(name[3:] for name in record.terms if name.startswith("at.")))
-    return named or ((record.zone,) if record.zone else ())
+def _list_record_zones(record: LedgerRecord) -> tuple[str, ...]:
+    named_zones = tuple(sorted(name[3:] for name in record.terms if name.startswith("at.")))
+    return named_zones or ((record.zone,) if record.zone else ())
 
 
-def _judged(record: Record, zone: str, places: Places, ctx: Context) -> Verdict:
+def _judge_copy(record: LedgerRecord, zone: str, residency: ResidencySnapshot, ctx: CallContext) -> ResidencyVerdict:
     """Lying there is asked as keeping. A grant is for a purpose, so a copy may lie there for any that one names."""
     size = record.body.get("size")
-    whys = ("", *sorted({purpose for grant in places.grants if grant.dst == zone for purpose in grant.purposes}))
-    verdict = Verdict(False)
-    for why in whys if record.label.regimes else whys[:1]:
-        move = Move(
-            "replicate", record.label, str(record.ref.bare), ctx.tenant, record.zone or zone, zone, why,
+    purposes = (
+        "",
+        *sorted(
+            {
+                granted_purpose
+                for transfer_grant in residency.grants
+                if transfer_grant.dst == zone
+                for granted_purpose in transfer_grant.purposes
+            }
+        ),
+    )
+    verdict = ResidencyVerdict(False)
+    for purpose in purposes if record.label.regimes else purposes[:1]:
+        movement = DataMovement(
+            "replicate", record.label, str(record.ref.bare), ctx.tenant, record.zone or zone, zone, purpose,
             size=size if isinstance(size, int) else None, since=record.at,
         )  # fmt: skip
-        verdict = place(move, places.zones, places.regimes, places.grants, ctx.now())
+        verdict = check_residency(movement, residency.zones, residency.regimes, residency.grants, ctx.now())
         if verdict.allowed:
             break
     return verdict
 
 
-def _held(tx: Reader, tenant: str) -> dict[str, set[str]]:
+def _collect_zones_by_digest(tx: LedgerReader, tenant: str) -> dict[str, set[str]]:
     """Which digests records keep alive, and in which zones; `*` where they name none."""
-    held: dict[str, set[str]] = {}
-    for kind in HOLDERS:
+    zones_by_digest: dict[str, set[str]] = {}
+    for kind in HOLDER_KINDS:
         after = ""
         while True:
-            page = tx.find(kind, tenant=tenant, after=after, limit=_PAGE)
+            page = tx.find(kind, tenant=tenant, after=after, limit=_MAX_PAGE_SIZE)
             for record in page.records:
                 zones = {name[3:] for name in record.terms if name.startswith("at.")} or {"*"}
                 for name, digest in record.terms.items():
                     if name == "digest" or name.startswith("digest."):
-                        held.setdefault(digest, set()).update(zones)
+                        zones_by_digest.setdefault(digest, set()).update(zones)
             after = page.next
             if not after:
                 break
-    return held
+    return zones_by_digest
 
 
-def _all_objects(tx: Reader, tenant: str) -> Iterator[Object]:
+def _iterate_objects(tx: LedgerReader, tenant: str) -> Iterator[StoredObject]:
     after = ""
     while True:
-        page, after = objects_after(tx, tenant, after, _PAGE)
+        page, after = list_objects_after(tx, tenant, after, _MAX_PAGE_SIZE)
         yield from page
         if not after:
             return
 
 
-def _unaccounted(tx: Reader, thing: Object, held: dict[str, set[str]], places: Places) -> tuple[str, ...]:
-    if thing.zone not in places.zones:
+def _find_unaccounted_rules(
+    tx: LedgerReader, stored_object: StoredObject, zones_by_digest: dict[str, set[str]], residency: ResidencySnapshot
+) -> tuple[str, ...]:
+    if stored_object.zone not in residency.zones:
         return ("zone-unknown",)
-    zones = held.get(digest_of(thing.digest), set())
-    if thing.state == DELETING or {"*", thing.zone} & zones or wholes_of(tx, thing):
+    zones = zones_by_digest.get(format_digest(stored_object.digest), set())
+    if (
+        stored_object.state == DELETING
+        or {"*", stored_object.zone} & zones
+        or list_containing_objects(tx, stored_object)
+    ):
         return ()
     return ("unaccounted",)

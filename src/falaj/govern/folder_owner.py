@@ -5,9 +5,9 @@ import pwd
 from contextlib import suppress
 from pathlib import Path
 
-from falaj.core.context import HOUSE, Actor
+from falaj.core.context import SYSTEM_TENANT, Actor
 from falaj.core.errors import Denied
-from falaj.govern.roles import ORDINARY
+from falaj.govern.roles import PERSON_ROLES
 
 
 def identify_folder_owner(home: str, jurisdiction: str) -> Actor:
@@ -20,5 +20,11 @@ def identify_folder_owner(home: str, jurisdiction: str) -> Actor:
         name = pwd.getpwuid(user_id).pw_name
     subject = f"os:{user_id}"
     return Actor(
-        f"os-{name}", HOUSE, roles=ORDINARY, subject=subject, jurisdiction=jurisdiction, strong=True, owns_folder=True
+        f"os-{name}",
+        SYSTEM_TENANT,
+        roles=PERSON_ROLES,
+        subject=subject,
+        jurisdiction=jurisdiction,
+        strong=True,
+        owns_folder=True,
     )

@@ -22,9 +22,9 @@ from falaj.govern.legal_periods import (
     HOURS,
     MONTHS,
     WORKING_DAYS,
-    Citation,
-    Deadline,
-    Retention,
+    DutyDeadline,
+    LegalCitation,
+    RetentionPeriod,
 )
 
 FOLDER = Path(__file__).parent / "calendars"
@@ -45,7 +45,7 @@ class Calendar:
     """ISO weekdays with shorter hours. They are working days."""
     holidays: tuple[str, ...] = ()
     """`MM-DD` for a holiday of every year, `YYYY-MM-DD` for one date."""
-    source: Citation = Citation()
+    source: LegalCitation = LegalCitation()
 
     def is_working_day(self, day: date) -> bool:
         """Return True unless `day` is a weekend day or a public holiday."""
@@ -81,31 +81,33 @@ def add_months(day: date, months: int) -> date:
     return date(year, month + 1, min(day.day, month_lengths.monthrange(year, month + 1)[1]))
 
 
-def deadline_end(
-    deadline: Deadline,
-    started: float,
+def compute_deadline_end(
+    deadline: DutyDeadline,
+    started_at: float,
     calendar: Calendar,
     *,
     extended: bool = False,
     stops: Sequence[tuple[float, float]] = (),
 ) -> float:
-    """Return when a deadline ends that began at `started`, in seconds since 1970.
+    """Return when a deadline ends that began at `started_at`, in seconds since 1970.
 
     Hours run from the moment itself. Every other unit is counted in local dates, the day of the event excluded, and
     ends at 23:59:59 of its last day. `stops` are the times (from, to) during which the period did not run.
     """
     count = deadline.count + (deadline.extension if extended else 0)
     if deadline.unit == AT_ONCE:
-        return started
+        return started_at
     if deadline.unit == HOURS:
-        return started + 3600.0 * count + sum(to - since for since, to in stops)
-    first = calendar.local_day(started)
-    days = [(calendar.local_day(since), calendar.local_day(to)) for since, to in stops]
+        return started_at + 3600.0 * count + sum(until_day - from_time for from_time, until_day in stops)
+    first_day = calendar.local_day(started_at)
+    days = [(calendar.local_day(from_time), calendar.local_day(until_day)) for from_time, until_day in stops]
     if deadline.unit == WORKING_DAYS:
-        stopped = sum(_count_working_days(calendar, since, to) for since, to in days)
-        return calendar.end_of_day(_add_working_days(calendar, first, count + stopped))
-    last = _add_period(first, deadline.unit, count) + sum((to - since for since, to in days), timedelta())
-    return calendar.end_of_day(calendar.next_working_day(last) if deadline.ends_on_working_day else last)
+        stopped_days = sum(_count_working_days(calendar, from_time, until_day) for from_time, until_day in days)
+        return calendar.end_of_day(_add_working_days(calendar, first_day, count + stopped_days))
+    last_day = _add_period(first_day, deadline.unit, count) + sum(
+        (until_day - from_time for from_time, until_day in days), timedelta()
+    )
+    return calendar.end_of_day(calendar.next_working_day(last_day) if deadline.ends_on_working_day else last_day)
 
 
 def _add_period(day: date, unit: str, count: int) -> date:
@@ -121,30 +123,30 @@ def _add_working_days(calendar: Calendar, day: date, count: int) -> date:
     return day
 
 
-def _count_working_days(calendar: Calendar, since: date, to: date) -> int:
-    """Return how many working days lie after `since` up to and including `to`."""
-    days = (since + timedelta(days=offset) for offset in range(1, (to - since).days + 1))
+def _count_working_days(calendar: Calendar, from_day: date, until_day: date) -> int:
+    """Return how many working days lie after `from_day` up to and including `until_day`."""
+    days = (from_day + timedelta(days=offset) for offset in range(1, (until_day - from_day).days + 1))
     return sum(calendar.is_working_day(day) for day in days)
 
 
-def retention_end(retention: Retention, started: float, calendar: Calendar = UTC_CALENDAR) -> float:
-    """Return when a retention period ends that began at `started`: the last second of its last day, local time.
+def compute_retention_end(retention: RetentionPeriod, started_at: float, calendar: Calendar = UTC_CALENDAR) -> float:
+    """Return when a retention period ends that began at `started_at`: the last second of its last day, local time.
 
-    `started` is the moment of the event that `retention.starts` names; pass it only once it is known.
+    `started_at` is the moment of the event that `retention.starts` names; pass it only once it is known.
     """
-    return calendar.end_of_day(_add_period(calendar.local_day(started), retention.unit, retention.count))
+    return calendar.end_of_day(_add_period(calendar.local_day(started_at), retention.unit, retention.count))
 
 
 @cache
 def load_calendars(extra: str = "") -> dict[str, Calendar]:
     """Return every calendar by id: the shipped ones, replaced and completed by those under `extra`/calendars."""
-    calendars = {UTC_CALENDAR.id: UTC_CALENDAR, **_shipped_calendars()}
+    calendars = {UTC_CALENDAR.id: UTC_CALENDAR, **_load_shipped_calendars()}
     folder = Path(extra).expanduser() / "calendars" if extra else None
     return {**calendars, **_read_folder(folder)} if folder is not None and folder.is_dir() else calendars
 
 
 @cache
-def _shipped_calendars() -> Mapping[str, Calendar]:
+def _load_shipped_calendars() -> Mapping[str, Calendar]:
     return _read_folder(FOLDER)
 
 

@@ -8,7 +8,7 @@ AT_ONCE, HOURS, DAYS, WORKING_DAYS, MONTHS, YEARS = DEADLINE_UNITS = (
 RETENTION_UNITS = (DAYS, MONTHS, YEARS)
 CREATED, LAST_PROCEDURE, END_OF_RELATIONSHIP = START_EVENTS = ("created", "last-procedure", "end-of-relationship")
 """Events a retention period is counted from."""
-START_WORDS = {
+START_EVENT_TEXTS = {
     CREATED: "its creation",
     LAST_PROCEDURE: "the person's last health procedure",
     END_OF_RELATIONSHIP: "the end of the relationship",
@@ -21,7 +21,7 @@ REQUEST, BREACH, BREACH_PEOPLE, GRIEVANCE = DUTIES = ("request", "breach", "brea
 
 
 @dataclass(frozen=True, slots=True)
-class Citation:
+class LegalCitation:
     """Where a legal value comes from and how far that was checked."""
 
     article: str = ""
@@ -38,12 +38,12 @@ class Citation:
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
+class DutyDeadline:
     """The time a regime gives for one duty, in the unit the law uses."""
 
     unit: str
     """One of DEADLINE_UNITS. `at-once` has no count: the duty is due when its event becomes known."""
-    source: Citation
+    source: LegalCitation
     count: int = 0
     extension: int = 0
     """How many more units the period may be extended by, once, counted from the same start."""
@@ -54,14 +54,14 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
-class Exemption:
+class RegimeExemption:
     """Data or controllers a regime does not apply to. It holds for a label if any of its three lists matches."""
 
     id: str
     because: str
     """Completes the English sentence "not applicable because …"."""
     because_ar: str
-    source: Citation
+    source: LegalCitation
     regimes: tuple[str, ...] = ()
     """Other regimes in the same label: the legislation the exemption yields to."""
     categories: tuple[str, ...] = ()
@@ -71,11 +71,11 @@ class Exemption:
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class RetentionPeriod:
     """The shortest time a regime keeps data, and the event that time is counted from."""
 
     count: int
     unit: str
     starts: str
     """One of START_EVENTS. Until the date of that event is recorded, the period has not begun and cannot have ended."""
-    source: Citation
+    source: LegalCitation

@@ -3,12 +3,12 @@
 from typing import ClassVar
 
 from falaj.core.data import dataclass
-from falaj.core.label import ANY
+from falaj.core.label import ANY_VALUE
 from falaj.core.ref import Ref
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class TenantInfo:
     """An organisation on this installation."""
 
     name: str
@@ -18,7 +18,7 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
+class AccountPerson:
     """A person or a service account of a tenant, as the house keeps it."""
 
     name: str
@@ -41,7 +41,7 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolment:
+class EnrolmentTicket:
     """A one-time code with which a person gets a token. The ledger keeps only the hash of the code."""
 
     person: Ref
@@ -55,7 +55,7 @@ class Enrolment:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedToken:
     """A token, shown this once. The house keeps only its hash."""
 
     person: Ref
@@ -71,7 +71,7 @@ class Issued:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class CallerInfo:
     """Who the house takes you for."""
 
     id: str
@@ -90,14 +90,14 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class WorkloadIdentity:
     """What a workload token says: one run, in one zone, for one audience, for a few minutes."""
 
     run: str
     zone: str
     tenant: str
     roles: frozenset[str]
-    projects: frozenset[str] = ANY
+    projects: frozenset[str] = ANY_VALUE
     behalf: str = ""
     jurisdiction: str = ""
     audience: str = "falaj"
@@ -108,7 +108,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustRule:
     """A build system whose tokens may be exchanged for workload tokens, and what they may then do."""
 
     issuer: str
@@ -127,7 +127,7 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
+class ExchangedToken:
     """A workload token given for a build system's token."""
 
     token: str
@@ -149,7 +149,7 @@ class PolicyText:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class DecisionExplanation:
     """A decision in full: the answer, the rules, in words, and whether it is the one that was logged."""
 
     allowed: bool

@@ -8,13 +8,13 @@ from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 from falaj.govern.legal_calendars import UTC_CALENDAR, Calendar
-from falaj.govern.legal_periods import Citation, Deadline, Exemption, Retention
+from falaj.govern.legal_periods import DutyDeadline, LegalCitation, RegimeExemption, RetentionPeriod
 
 # Places: zones, regimes, grants, and the question whether a thing may go there.
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class ZoneOperator:
     """Who runs a zone, and under whose law that company stands."""
 
     name: str = ""
@@ -22,7 +22,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Zone:
+class LegalZone:
     """A legal place: where it stands, whose law holds there, what it may keep, who runs it, where its keys are."""
 
     COLUMNS: ClassVar = ("id", "jurisdiction", "regimes", "max_class", "custody", "active")
@@ -35,7 +35,7 @@ class Zone:
     regimes: tuple[str, ...] = ()
     """The regimes it is cleared for."""
     max_class: int = 0
-    operator: Operator = field(default_factory=Operator)
+    operator: ZoneOperator = field(default_factory=ZoneOperator)
     custody: str = "in-zone"
     """Where its keys are held: in-zone, external (then `key_jurisdiction` says where) or none (it can hold no key)."""
     key_jurisdiction: str = ""
@@ -52,7 +52,7 @@ class Zone:
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
+class TransferBasis:
     """One lawful way out of a regime's home, and what it demands."""
 
     id: str
@@ -60,11 +60,11 @@ class Basis:
     documents: tuple[str, ...] = ()
     """The documents a grant on this basis must name, each by digest."""
     obligations: tuple[str, ...] = ()
-    source: Citation = Citation()
+    source: LegalCitation = LegalCitation()
 
 
 @dataclass(frozen=True, slots=True)
-class Regime:
+class LegalRegime:
     """A law as data, with its source, how far that was checked, and the day someone must look again."""
 
     COLUMNS: ClassVar = ("id", "version", "status", "localisation", "home", "review_by", "title")
@@ -86,16 +86,16 @@ class Regime:
     adequate: tuple[str, ...] = ()
     """Jurisdictions its authority has approved; never for a deny-abroad regime."""
     aliases: tuple[str, ...] = ()
-    bases: Mapping[str, Basis] = field(default_factory=dict)
+    bases: Mapping[str, TransferBasis] = field(default_factory=dict)
     usual: str = ""
     """The basis that hints name first."""
     calendar: Calendar = UTC_CALENDAR
     """Time zone, weekend and public holidays its periods are counted in; a profile names it by id."""
-    retention: Retention | None = None
+    retention: RetentionPeriod | None = None
     """The shortest time its data is kept; None where the law sets none."""
-    deadlines: Mapping[str, Deadline] = field(default_factory=dict)
+    deadlines: Mapping[str, DutyDeadline] = field(default_factory=dict)
     """By duty: request, breach, breach-people, grievance."""
-    exemptions: tuple[Exemption, ...] = ()
+    exemptions: tuple[RegimeExemption, ...] = ()
     """Data and controllers it does not apply to; decided for each label by itself (govern/applicability.py)."""
     special_categories: tuple[str, ...] = ()
     """Categories of data with rules of their own."""
@@ -103,7 +103,7 @@ class Regime:
     """What a record of processing must contain, in the order of the law."""
     lawful_bases: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    citations: Mapping[str, Citation] = field(default_factory=dict)
+    citations: Mapping[str, LegalCitation] = field(default_factory=dict)
     """Where the values that have no `source` of their own come from, by field (regimes.CITED_FIELDS)."""
     reviewed_by: str = ""
     """Who compared the profile with its sources last."""
@@ -120,7 +120,7 @@ class Regime:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class TransferGrant:
     """Leave for exactly this to go from here to there, on this basis, for these purposes, until then.
 
     It counts only while two people's approval of its exact digest stands. `dst` is a zone, or `outside:GB`.
@@ -148,7 +148,7 @@ class Grant:
 class GrantState:
     """A grant as lists show it: with its digest, where it stands, and the approval it waits for."""
 
-    grant: Grant
+    grant: TransferGrant
     digest: str
     state: str
     approval: Ref
@@ -156,7 +156,7 @@ class GrantState:
     """On the last of a list that goes on: `after` of what follows."""
 
 
-CAN = ("encrypt", "notify_dpo", "retain_copy_in", "until")
+SUPPORTED_OBLIGATIONS = ("encrypt", "notify_dpo", "retain_copy_in", "until")
 """The obligations every path of the platform meets by itself; `notify_dpo` by the officer's voice and notice."""
 
 
@@ -202,7 +202,7 @@ class KeepingDuty:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class DataMovement:
     """The question place() answers: may this go there, for this?"""
 
     op: str
@@ -221,12 +221,12 @@ class Move:
     """When the thing was written; retention counts from here."""
     facts: "DutyFacts | None" = None
     """Of a deletion: what decides whether the thing must be kept."""
-    can: tuple[str, ...] = CAN
+    can: tuple[str, ...] = SUPPORTED_OBLIGATIONS
     """The obligations the caller is able to meet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ResidencyVerdict:
     """The answer: every rule that spoke, in words, what would change it, and what the mover now owes."""
 
     allowed: bool
@@ -237,16 +237,16 @@ class Verdict:
     grants: tuple[str, ...] = ()
 
 
-class Places(NamedTuple):
+class ResidencySnapshot(NamedTuple):
     """The snapshot place() decides over: zones by id, regimes by name and alias, one tenant's grants in force."""
 
-    zones: Mapping[str, Zone]
-    regimes: Mapping[str, Regime]
-    grants: tuple[Grant, ...]
+    zones: Mapping[str, LegalZone]
+    regimes: Mapping[str, LegalRegime]
+    grants: tuple[TransferGrant, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Misplaced:
+class MisplacedCopy:
     """A copy that place() would not let lie where it lies, or that nothing accounts for."""
 
     COLUMNS: ClassVar = ("thing", "zone", "rules", "why")
@@ -263,7 +263,7 @@ class CopyPage:
 
     things: int
     zones: Mapping[str, int]
-    misplaced: tuple[Misplaced, ...]
+    misplaced: tuple[MisplacedCopy, ...]
     next: str = ""
 
 
@@ -271,7 +271,7 @@ class CopyPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class ApprovalVote:
     """What one actor said, as identity proved that actor at that moment."""
 
     says: str
@@ -288,7 +288,7 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True)
-class Approval:
+class ApprovalQuestion:
     """A question put to people about one exact digest, and their answers."""
 
     action: str
@@ -306,7 +306,7 @@ class Approval:
     expires: float
     about: str = ""
     emergency: bool = False
-    voices: tuple[Voice, ...] = ()
+    voices: tuple[ApprovalVote, ...] = ()
     asker_makers: tuple[str, ...] = ()
     """The persons who made the asker's credential."""
     documents: Mapping[str, str] = field(default_factory=dict)
@@ -316,7 +316,7 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ApprovalStanding:
     """Where an approval stands: waiting, granted, emergency, refused, expired or lapsed."""
 
     state: str
@@ -344,14 +344,14 @@ class ApprovalState:
     )  # fmt: skip
 
     ref: Ref
-    approval: Approval
-    standing: Standing
+    approval: ApprovalQuestion
+    standing: ApprovalStanding
     more: str = ""
     """On the last of a list that goes on: `after` of what follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declassification:
+class DeclassificationRecord:
     """A request to lower the label of one exact version, with the method and what proves that it worked."""
 
     id: str

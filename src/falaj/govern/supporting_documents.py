@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from falaj.core.context import Context
+from falaj.core.byte_stream import ByteStream
+from falaj.core.context import CallContext
 from falaj.core.errors import Conflict, Invalid, NotFound, QuotaExceeded, Unavailable
 from falaj.core.label import Label
+from falaj.core.operation import operation
 from falaj.core.ref import Ref
-from falaj.core.stream import Stream
-from falaj.core.verb import verb
-from falaj.store.blobs import BlobStore
-from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.records import Record, going_on
+from falaj.store.blob_store import BlobStore
+from falaj.store.ledger import Ledger, LedgerReader, LedgerWriter
+from falaj.store.records import LedgerRecord, with_next_cursor
 
-RemovalCheck = Callable[[Context, Record], Sequence[str]]
-KIND = "document"
-MAX_BYTES = 64 << 20
-MAX_TITLE = 200
+RemovalCheck = Callable[[CallContext, LedgerRecord], Sequence[str]]
+DOCUMENT_KIND = "document"
+MAX_DOCUMENT_BYTES = 64 << 20
+MAX_TITLE_CHARS = 200
 _EVIDENCE_KIND = re.compile(r"[a-z][a-z-]{0,39}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class SupportingDocument:
     """On the last of a list that goes on: `after` of what follows."""
 
 
-class SupportingDocuments:
+class DocumentOperations:
     """A part of the approvals service: add, list and open documents."""
 
     _ledger: Ledger
     _blobs: BlobStore | None
     _removal_checks: tuple[RemovalCheck, ...] = ()
 
-    @verb(writes=("name",), outside=True)
+    @operation(writes=("name",), has_outside_effects=True)
     def add_document(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "what to call it, for example document:fraud/processor-contract"],
-        data: Annotated[Stream, "the file"],
+        data: Annotated[ByteStream, "the file"],
         title: Annotated[str, "what it is, for those who decide"],
         label: Annotated[Label | None, "what the law says of it, for example confidential"] = None,
         media: Annotated[str, "its media type"] = "application/pdf",
@@ -81,15 +81,15 @@ class SupportingDocuments:
             falaj approvals add-document document:fraud/processor-contract contract.pdf --title "Contract with the processor"
         """  # noqa: E501 - a command line is one line
         del label  # the guard has joined it into ctx.label
-        _check_words(name, title)
+        _validate_title(name, title)
         if kind and not _EVIDENCE_KIND.fullmatch(kind):
             raise Invalid(f"kind {kind[:40]!r}: expected lower-case letters and hyphens", "for example risk-register")
-        hasher, blobs = hashlib.sha256(), self._need_blobs()
+        hasher, blobs = hashlib.sha256(), self.require_blob_store()
         chunks = _hash_chunks(data, hasher)
         blob = blobs.put(ctx, str(name.bare), ctx.zone, chunks, ctx.permit("write", str(name.bare), ctx.zone))
         digest = f"sha256:{hasher.hexdigest()}"
 
-        def keep(tx: Writer) -> SupportingDocument:
+        def put_record(tx: LedgerWriter) -> SupportingDocument:
             stored = tx.get(name.bare)
             if stored is not None:
                 is_other = stored.body["sha256"] != digest or (kind and stored.body.get("kind", "") != kind)
@@ -110,28 +110,28 @@ class SupportingDocuments:
             tx.emit("approvals.add_document", record.ref, digest=digest, size_bytes=blob.size, title=title, kind=kind)
             return _read_document(record)
 
-        return self._ledger.retry(ctx, keep)
+        return self._ledger.retry(ctx, put_record)
 
-    @verb(reads=("name",), group="read", outside=True)
-    def open_document(self, ctx: Context, name: Annotated[Ref, "which document"]) -> Stream:
+    @operation(reads=("name",), group="read", has_outside_effects=True)
+    def open_document(self, ctx: CallContext, name: Annotated[Ref, "which document"]) -> ByteStream:
         """Read a document, as approvers do before they decide. That it was opened is recorded.
 
         Example:
             falaj approvals open-document document:fraud/processor-contract --out contract.pdf
         """
         with self._ledger.read(ctx) as tx:
-            record = tx.need(_check_kind(name))
+            record = tx.need(_require_document_ref(name))
         if record.body.get("state") == "removed":
             raise NotFound(f"{name.bare} was removed", "its digest and the reason are in the log", name)
         zone = ctx.zone if ctx.zone in record.body["zones"] else record.body["zones"][0]
         permit = ctx.permit("read", str(name.bare), zone)
-        blobs = self._need_blobs()
-        return Stream(blobs.get(ctx, str(name.bare), zone, record.body["digest"], permit), int(record.body["size"]))
+        blobs = self.require_blob_store()
+        return ByteStream(blobs.get(ctx, str(name.bare), zone, record.body["digest"], permit), int(record.body["size"]))
 
-    @verb(writes=("name",), group="erase")
+    @operation(writes=("name",), group="erase")
     def remove_document(
         self,
-        ctx: Context,
+        ctx: CallContext,
         name: Annotated[Ref, "which document"],
         reason: Annotated[str, "why, for the log"],
     ) -> Ref:
@@ -143,8 +143,8 @@ class SupportingDocuments:
             falaj approvals remove-document document:fraud/signed-form-71 --reason "erasure request"
         """
         with self._ledger.write(ctx) as tx:
-            record = tx.need(_check_kind(name))
-            reasons = [each for check in self._removal_checks for each in check(ctx, record)]
+            record = tx.need(_require_document_ref(name))
+            reasons = [removal_reason for check in self._removal_checks for removal_reason in check(ctx, record)]
             if reasons:
                 raise Conflict(f"{name.bare} must be kept: {'; '.join(reasons)[:500]}", "remove it when that has ended")
             tx.put(name.bare, {**record.body, "state": "removed", "zones": []}, rev=record.rev, terms={})
@@ -155,10 +155,10 @@ class SupportingDocuments:
         """Ask `check` before a document is removed; it returns what keeps the document."""
         self._removal_checks += (check,)
 
-    @verb()
+    @operation()
     def documents(
         self,
-        ctx: Context,
+        ctx: CallContext,
         project: Annotated[str, "of one project only"] = "",
         digest: Annotated[str, "only the one with this digest, sha256:…"] = "",
         limit: Annotated[int, "the largest number of documents"] = 100,
@@ -171,35 +171,37 @@ class SupportingDocuments:
         """
         terms = {"sha256": digest} if digest else {}
         with self._ledger.read(ctx) as tx:
-            page = tx.find(KIND, project=project, terms=terms, cells=ctx.cells(KIND), after=after, limit=limit)
+            page = tx.find(
+                DOCUMENT_KIND, project=project, terms=terms, scopes=ctx.cells(DOCUMENT_KIND), after=after, limit=limit
+            )
         live = [record for record in page.records if record.body.get("state") != "removed"]
-        return going_on([_read_document(record) for record in live], page.next)
+        return with_next_cursor([_read_document(record) for record in live], page.next)
 
-    def _need_blobs(self) -> BlobStore:
+    def require_blob_store(self) -> BlobStore:
         if self._blobs is None:
             raise Unavailable("this service was opened without a byte store", "documents need one")
         return self._blobs
 
 
-def resolve_documents(tx: Reader, documents: Mapping[str, str]) -> dict[str, Record]:
+def resolve_documents(tx: LedgerReader, documents: Mapping[str, str]) -> dict[str, LedgerRecord]:
     """Return the stored document behind each name. A value is a document's name or the digest of a stored one."""
     return {name: find_document(tx, name, text) for name, text in documents.items()}
 
 
-def find_document(tx: Reader, purpose: str, text: str) -> Record:
+def find_document(tx: LedgerReader, purpose: str, text: str) -> LedgerRecord:
     """Return the stored document that `text` names, or raise Invalid: a digest alone proves nothing to an approver."""
-    if text.startswith(f"{KIND}:"):
+    if text.startswith(f"{DOCUMENT_KIND}:"):
         record = tx.get(Ref.parse(text).bare)
         if record is not None and record.body.get("state") != "removed":
             return record
         raise Invalid(f"document {purpose[:60]}: {text[:120]} does not exist", _upload_hint(text))
-    if not _DIGEST.fullmatch(text):
+    if not _DIGEST_PATTERN.fullmatch(text):
         raise Invalid(
             f"document {purpose[:60]}: expected document:project/name or the sha256 digest of a stored document, "
             f"got {text[:40]!r}",
             _upload_hint(),
         )
-    records = tx.find(KIND, terms={"sha256": text}, limit=1).records
+    records = tx.find(DOCUMENT_KIND, terms={"sha256": text}, limit=1).records
     if not records:
         raise Invalid(
             f"document {purpose[:60]}: no stored document has the digest {text[:20]}…; approvers could not read it",
@@ -216,27 +218,31 @@ def _hash_chunks(chunks: Iterable[bytes], hasher: "hashlib._Hash") -> Iterator[b
     size = 0
     for chunk in chunks:
         size += len(chunk)
-        if size > MAX_BYTES:
-            raise QuotaExceeded(f"the document is larger than {MAX_BYTES >> 20} MiB", "split it, or store it as a blob")
+        if size > MAX_DOCUMENT_BYTES:
+            raise QuotaExceeded(
+                f"the document is larger than {MAX_DOCUMENT_BYTES >> 20} MiB", "split it, or store it as a blob"
+            )
         hasher.update(chunk)
         yield chunk
 
 
-def _check_words(name: Ref, title: str) -> None:
-    _check_kind(name)
+def _validate_title(name: Ref, title: str) -> None:
+    _require_document_ref(name)
     if name.version:
         raise Invalid(f"{name}: a document has no versions", f"leave out @{name.version}", name)
-    if not title.strip() or len(title) > MAX_TITLE:
-        raise Invalid(f"document title: expected 1 to {MAX_TITLE} characters, got {len(title)}", "say what it is")
+    if not title.strip() or len(title) > MAX_TITLE_CHARS:
+        raise Invalid(f"document title: expected 1 to {MAX_TITLE_CHARS} characters, got {len(title)}", "say what it is")
 
 
-def _check_kind(name: Ref) -> Ref:
-    if name.kind != KIND:
-        raise Invalid(f"{name} is a {name.kind}: expected a document", f"for example {KIND}:fraud/contract", name)
+def _require_document_ref(name: Ref) -> Ref:
+    if name.kind != DOCUMENT_KIND:
+        raise Invalid(
+            f"{name} is a {name.kind}: expected a document", f"for example {DOCUMENT_KIND}:fraud/contract", name
+        )
     return name.bare
 
 
-def _read_document(record: Record) -> SupportingDocument:
+def _read_document(record: LedgerRecord) -> SupportingDocument:
     body = record.body
     return SupportingDocument(
         record.ref.bare, body["title"], body["sha256"], body["size"], body["media"], tuple(body["zones"]),

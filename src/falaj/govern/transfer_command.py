@@ -5,19 +5,19 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from falaj.core.errand import Here, errand
+from falaj.core.byte_stream import ByteStream
+from falaj.core.client_command import Client, client_command
 from falaj.core.errors import Invalid
 from falaj.core.ref import Ref
-from falaj.core.stream import Stream
 from falaj.govern.records import GrantState
 
-_CHUNK = 1 << 20
-_NOTHING: dict[str, str] = {}
+_CHUNK_BYTES = 1 << 20
+_EMPTY_OPTIONS: dict[str, str] = {}
 
 
-@errand
+@client_command
 def propose(
-    here: Here,
+    client: Client,
     basis: Annotated[str, "regime and basis, for example AE-PDPL:23a"],
     src: Annotated[str, "the zone it goes from"],
     dst: Annotated[str, "the zone it goes to, or outside:GB"],
@@ -25,7 +25,7 @@ def propose(
     purposes: Annotated[tuple[str, ...], "what for; each is named"],
     document: Annotated[dict[str, str], "each document the basis demands: contract=FILE, or contract=document:…"],
     label: Annotated[str, "the label of the files that are uploaded"] = "confidential",
-    more: Annotated[dict[str, str], "expires (90d, or a day), not_before, max_bytes, reason"] = _NOTHING,
+    more: Annotated[dict[str, str], "expires (90d, or a day), not_before, max_bytes, reason"] = _EMPTY_OPTIONS,
 ) -> GrantState:
     """Upload the documents of a transfer and propose its grant, in one step.
 
@@ -38,14 +38,14 @@ def propose(
     """
     project = scope.partition(":")[2].partition("/")[0] or "transfers"
     documents = {
-        name: text if text.startswith("document:") else str(upload_document(here, project, name, Path(text), label))
+        name: text if text.startswith("document:") else str(upload_document(client, project, name, Path(text), label))
         for name, text in document.items()
     }
-    state: GrantState = here.zones.grant(basis, src, dst, scope, purposes, documents, more)
+    state: GrantState = client.zones.grant(basis, src, dst, scope, purposes, documents, more)
     return state
 
 
-def upload_document(here: Here, project: str, title: str, path: Path, label: str) -> Ref:
+def upload_document(client: Client, project: str, title: str, path: Path, label: str) -> Ref:
     """Upload one file under a name made of its own name and its digest; the same file again is the same document."""
     import hashlib
 
@@ -53,11 +53,11 @@ def upload_document(here: Here, project: str, title: str, path: Path, label: str
         raise Invalid(f"document {title}: {path} is no file", "give a file, or the name of a stored document")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    stem = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40] or "document"
-    name = Ref("document", project, f"{stem}-{digest[:8]}")
+    file_stem = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40] or "document"
+    name = Ref("document", project, f"{file_stem}-{digest[:8]}")
     media = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     with path.open("rb") as file:
-        chunks = iter(lambda: file.read(_CHUNK), b"")
-        data = Stream(chunks, path.stat().st_size)
-        here.approvals.add_document(name, data, f"{title}: {path.name}"[:200], label=label, media=media)
+        chunks = iter(lambda: file.read(_CHUNK_BYTES), b"")
+        data = ByteStream(chunks, path.stat().st_size)
+        client.approvals.add_document(name, data, f"{title}: {path.name}"[:200], label=label, media=media)
     return name

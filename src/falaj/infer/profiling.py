@@ -19,23 +19,23 @@ from numpy.typing import NDArray
 
 from falaj import worker
 from falaj.core.errors import FalajError, Invalid, UserCodeFailed
-from falaj.drift.making import Columns, columns_of, made, task_says
-from falaj.drift.profile import to_json
-from falaj.drift.records import FILE, Profile
-from falaj.drift.tally import as_numbers
-from falaj.infer.bulk import ROWS, Order, input_of
-from falaj.infer.columns import plain
-from falaj.infer.records import ModelConfig, Runtime
+from falaj.drift.profile_making import Columns, describe_task, make_profile, to_columns
+from falaj.drift.profiles import encode_profile
+from falaj.drift.records import PROFILE_FILE, DataProfile
+from falaj.drift.tally import to_float_values
+from falaj.infer.bulk import RUN_ROWS, BulkOrder, build_input
+from falaj.infer.records import ModelConfig, ModelRuntime
+from falaj.infer.tensor_columns import to_computable_array
 
-MOST_ROWS, MOST_VALUES = 200_000, 10_000_000
+MAX_PROFILE_ROWS, MAX_PROFILE_VALUES = 200_000, 10_000_000
 """Of a larger dataset an even choice of rows is looked at: the reference gets no better by more."""
-SPLITS = ("split", "fold", "subset", "partition")
-HELD_OUT = ("test", "valid", "validation", "val", "eval", "evaluation", "holdout", "held-out", "held_out", "dev")
-_TAKEN, _MOST_CARD = 8192, 1 << 20
+SPLIT_COLUMN_NAMES = ("split", "fold", "subset", "partition")
+HELD_OUT_VALUES = ("test", "valid", "validation", "val", "eval", "evaluation", "holdout", "held-out", "held_out", "dev")
+_READ_ROWS, _MAX_CARD_BYTES = 8192, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ProfileRequest:
     """What is to be made of which columns."""
 
     target: str = ""
@@ -44,15 +44,19 @@ class Wish:
     source: str = ""
 
 
-def main() -> int:
+def run_profiling_job() -> int:
     """Read what the attempt was told, and do it."""
-    known = os.environ
+    environment = os.environ
     try:
-        model, data, out = (known[name] for name in ("FALAJ_INPUT_MODEL", "FALAJ_INPUT_DATA", "FALAJ_OUTPUT_PROFILE"))
-        wish = Wish(*(known.get(f"FALAJ_PARAM_{name}", "") for name in ("TARGET", "SEGMENT", "SPLIT", "SOURCE")))
-        code = known.get("FALAJ_INPUT_CODE", "")
-        made = profile_model(ModelConfig("model", "1", model, code=code), data, wish)
-        write(made, Path(out))
+        model, data, output_folder = (
+            environment[name] for name in ("FALAJ_INPUT_MODEL", "FALAJ_INPUT_DATA", "FALAJ_OUTPUT_PROFILE")
+        )
+        request = ProfileRequest(
+            *(environment.get(f"FALAJ_PARAM_{name}", "") for name in ("TARGET", "SEGMENT", "SPLIT", "SOURCE"))
+        )
+        code = environment.get("FALAJ_INPUT_CODE", "")
+        profile = profile_model(ModelConfig("model", "1", model, code=code), data, request)
+        write_profile(profile, Path(output_folder))
     except KeyError as error:
         print(f"falaj.infer.profiling: there is no {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -62,177 +66,192 @@ def main() -> int:
     return 0
 
 
-def write(profile: Profile, folder: Path) -> None:
+def write_profile(profile: DataProfile, folder: Path) -> None:
     """Into the folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{FILE}.{os.getpid()}"
-    draft.write_bytes(to_json(profile))
-    draft.replace(folder / FILE)
+    draft_path = folder / f".{PROFILE_FILE}.{os.getpid()}"
+    draft_path.write_bytes(encode_profile(profile))
+    draft_path.replace(folder / PROFILE_FILE)
 
 
-def profile_model(config: ModelConfig, data: str, wish: Wish) -> Profile:
+def profile_model(config: ModelConfig, data: str, request: ProfileRequest) -> DataProfile:
     """Run the model over the rows; of those it was not trained on, where the data says which, comes what its answers
     were worth."""
-    from falaj.infer.runtimes import load, sheet_of
+    from falaj.infer.runtimes import load_runtime, read_model_manifest
 
-    here, notes = worker.attempt(), list[str]()
-    wish = _known(wish, config)
-    runtime = load(config)
+    attempt, notes = worker.attempt(), list[str]()
+    request = _with_card_target(request, config)
+    runtime = load_runtime(config)
     try:
-        order = Order(config, columns=_named(sheet_of(config).parameters.get("features.order", "")))
-        seen = _Seen(runtime, order, wish)
-        for done, total in seen.read(data, notes):
-            here.progress(done, total)
+        order = BulkOrder(
+            config, columns=_split_names(read_model_manifest(config).parameters.get("features.order", ""))
+        )
+        profiled_rows = _ProfiledRows(runtime, order, request)
+        for done_count, total in profiled_rows.read(data, notes):
+            attempt.progress(done_count, total)
     finally:
         runtime.close()
-    profile = seen.profile(notes)
-    for note in (task_says(profile), *notes):
-        here.note(note)
+    profile = profiled_rows.profile(notes)
+    for note in (describe_task(profile), *notes):
+        attempt.note(note)
         print(note)  # noqa: T201
     return profile
 
 
-class _Seen:
+class _ProfiledRows:
     """Rows as they were given to the model, what it answered, and what is right."""
 
-    def __init__(self, runtime: Runtime, order: Order, wish: Wish) -> None:
-        self._runtime, self._wish = runtime, wish
+    def __init__(self, runtime: ModelRuntime, order: BulkOrder, request: ProfileRequest) -> None:
+        self._runtime, self._request = runtime, request
         self._order = order
-        self._columns: dict[str, list[NDArray[Any]]] = {}
-        self._answers: dict[str, list[NDArray[Any]]] = {}
-        self._truth: list[NDArray[Any]] = []
-        self._held: list[NDArray[np.bool_]] = []
-        self._tensors: dict[str, tuple[str, ...]] = {}
-        self._failed = 0
+        self._column_parts: dict[str, list[NDArray[Any]]] = {}
+        self._answer_parts: dict[str, list[NDArray[Any]]] = {}
+        self._truth_parts: list[NDArray[Any]] = []
+        self._held_out_parts: list[NDArray[np.bool_]] = []
+        self._columns_by_tensor: dict[str, tuple[str, ...]] = {}
+        self._failed_rows = 0
 
     def read(self, data: str, notes: list[str]) -> Iterator[tuple[int, int]]:
         """Everything, in pieces; after each, how much is done of how much."""
         from falaj.feed.sources import open_source
 
         source = open_source(data, cache=False)
-        total, rows = len(source), self._most(source)
-        ids, step = np.arange(total), max(self._runtime.inputs[0].shape[0], 0) or ROWS
+        total, rows = len(source), self._row_limit(source)
+        ids, step = np.arange(total), max(self._runtime.inputs[0].shape[0], 0) or RUN_ROWS
         if total > rows:
             ids = np.sort(np.random.default_rng(0).choice(total, rows, replace=False))
             notes.append(f"{rows:,} of {total:,} rows were looked at")
-        for first in range(0, len(ids), _TAKEN):
-            some = _columns(source.take(ids[first : first + _TAKEN]))
-            self._settle(some)
-            for start in range(0, len(_any(some)), step):
-                self._run({name: one[start : start + step] for name, one in some.items()})
-            yield min(first + _TAKEN, len(ids)), len(ids)
-        if self._failed:
-            notes.append(f"the model failed on {self._failed:,} rows: they are left out")
+        for first_row in range(0, len(ids), _READ_ROWS):
+            row_batch = _to_columns(source.take(ids[first_row : first_row + _READ_ROWS]))
+            self._resolve_columns(row_batch)
+            for start in range(0, len(_first_column(row_batch)), step):
+                self._run_batch({name: column[start : start + step] for name, column in row_batch.items()})
+            yield min(first_row + _READ_ROWS, len(ids)), len(ids)
+        if self._failed_rows:
+            notes.append(f"the model failed on {self._failed_rows:,} rows: they are left out")
 
-    def profile(self, notes: list[str]) -> Profile:
+    def profile(self, notes: list[str]) -> DataProfile:
         """What was seen, as a profile."""
-        if not self._columns:
+        if not self._column_parts:
             raise Invalid(
                 "the model answered no row of the data", "look at why: run it over them with falaj serve batch"
             )
-        wish, columns = self._wish, {name: np.concatenate(parts) for name, parts in self._columns.items()}
-        answers = {name: np.concatenate(parts) for name, parts in self._answers.items()}
-        truth = np.concatenate(self._truth) if self._truth else None
-        held = np.concatenate(self._held) if self._held else np.zeros(0, bool)
-        segment = wish.segment if wish.segment in columns else ""
-        if wish.segment and not segment:
-            notes.append(f"{wish.segment[:80]} is no input of the model: rows cannot be kept apart by it")
-        which = held if held.any() else slice(None)
-        if not held.any() and truth is not None:
+        request, columns = self._request, {name: np.concatenate(parts) for name, parts in self._column_parts.items()}
+        answers = {name: np.concatenate(parts) for name, parts in self._answer_parts.items()}
+        truth = np.concatenate(self._truth_parts) if self._truth_parts else None
+        held_out = np.concatenate(self._held_out_parts) if self._held_out_parts else np.zeros(0, bool)
+        segment = request.segment if request.segment in columns else ""
+        if request.segment and not segment:
+            notes.append(f"{request.segment[:80]} is no input of the model: rows cannot be kept apart by it")
+        selected_rows = held_out if held_out.any() else slice(None)
+        if not held_out.any() and truth is not None:
             notes.append("no column says which rows were held out: its answers are judged on all of them")
-        source = f"{wish.source or 'a dataset'}{'' if held.any() else ', all rows'}"[:250]
-        return made(
-            columns, {name: one[which] for name, one in answers.items()}, None if truth is None else truth[which],
-            aside={segment: columns[segment][which]} if segment else {}, target=wish.target, segment=segment,
-            source=source, tensors=self._tensors,
-        )  # fmt: skip
+        source = f"{request.source or 'a dataset'}{'' if held_out.any() else ', all rows'}"[:250]
+        return make_profile(
+            columns,
+            {name: values[selected_rows] for name, values in answers.items()},
+            None if truth is None else truth[selected_rows],
+            held_out_columns={segment: columns[segment][selected_rows]} if segment else {},
+            target=request.target,
+            segment=segment,
+            source=source,
+            tensors=self._columns_by_tensor,
+        )
 
-    def _most(self, source: Any) -> int:
-        widths = [int(np.prod(one.shape[1:])) for one in _columns(source.take(np.arange(1))).values()] if source else []
-        return max(1000, min(MOST_ROWS, MOST_VALUES // max(1, sum(widths))))
+    def _row_limit(self, source: Any) -> int:
+        widths = (
+            [int(np.prod(column.shape[1:])) for column in _to_columns(source.take(np.arange(1))).values()]
+            if source
+            else []
+        )
+        return max(1000, min(MAX_PROFILE_ROWS, MAX_PROFILE_VALUES // max(1, sum(widths))))
 
-    def _settle(self, some: Columns) -> None:
+    def _resolve_columns(self, row_batch: Columns) -> None:
         """Which columns are which, by the first rows."""
         if self._order.keep:
             return
-        wish, tensors = self._wish, {one.name for one in self._runtime.inputs}
-        for name in (wish.target, wish.split):
-            if name and name not in some:
-                raise Invalid(f"the data has no column {name[:80]!r}", f"it has: {', '.join(some)}"[:300])
-        split = wish.split or next((name for name in SPLITS if name in some and name not in tensors), "")
-        self._wish = replace(wish, split=split)
-        apart = tuple(name for name in (wish.target, split) if name) or ("",)
+        request, tensors = self._request, {item.name for item in self._runtime.inputs}
+        for name in (request.target, request.split):
+            if name and name not in row_batch:
+                raise Invalid(f"the data has no column {name[:80]!r}", f"it has: {', '.join(row_batch)}"[:300])
+        split = request.split or next(
+            (name for name in SPLIT_COLUMN_NAMES if name in row_batch and name not in tensors), ""
+        )
+        self._request = replace(request, split=split)
+        kept_columns = tuple(name for name in (request.target, split) if name) or ("",)
         columns = self._order.columns
-        if not columns and len(tensors) == 1 and not tensors & set(some) and set(some) != {"data"}:
-            columns = tuple(name for name, one in some.items() if _is_number(one) and name not in apart)
-        self._order = Order(self._order.model, columns=columns, keep=apart)
+        if not columns and len(tensors) == 1 and not tensors & set(row_batch) and set(row_batch) != {"data"}:
+            columns = tuple(name for name, item in row_batch.items() if _is_number(item) and name not in kept_columns)
+        self._order = BulkOrder(self._order.model, columns=columns, keep=kept_columns)
 
-    def _run(self, some: Columns) -> None:
+    def _run_batch(self, row_batch: Columns) -> None:
         """One batch through the model."""
-        specs, wish = self._runtime.inputs, self._wish
+        specs, request = self._runtime.inputs, self._request
         try:
-            given = [input_of(one, some, specs, self._order) for one in specs]
-            answers = self._runtime.run(given, {})
+            inputs = [build_input(item, row_batch, specs, self._order) for item in specs]
+            answers = self._runtime.run(inputs, {})
         except (UserCodeFailed, ValueError, TypeError, OverflowError):
-            self._failed += len(_any(some))
+            self._failed_rows += len(_first_column(row_batch))
             return
-        for spec, one in zip(specs, given, strict=True):
-            self._note(spec.name, plain(one, spec.datatype), some)
-        for spec, one in zip(self._runtime.outputs, answers, strict=True):
-            self._answers.setdefault(spec.name, []).append(np.asarray(plain(np.asarray(one), spec.datatype)))
-        if wish.target:
-            self._truth.append(some[wish.target])
-        if wish.split:
-            told = [str(one).lower() for one in some[wish.split].tolist()]
-            self._held.append(np.array([one in HELD_OUT for one in told], bool))
+        for spec, item in zip(specs, inputs, strict=True):
+            self._record_input(spec.name, to_computable_array(item, spec.datatype), row_batch)
+        for spec, item in zip(self._runtime.outputs, answers, strict=True):
+            self._answer_parts.setdefault(spec.name, []).append(
+                np.asarray(to_computable_array(np.asarray(item), spec.datatype))
+            )
+        if request.target:
+            self._truth_parts.append(row_batch[request.target])
+        if request.split:
+            split_values = [str(item).lower() for item in row_batch[request.split].tolist()]
+            self._held_out_parts.append(np.array([item in HELD_OUT_VALUES for item in split_values], bool))
 
-    def _note(self, name: str, tensor: NDArray[Any], some: Columns) -> None:
+    def _record_input(self, name: str, tensor: NDArray[Any], row_batch: Columns) -> None:
         """An input as columns; under the names and with the values of the table where it was made of one."""
         names = self._order.columns
-        found = columns_of(name, tensor, names)
-        self._tensors[name] = tuple(found)
-        for column, values in found.items():
-            self._columns.setdefault(column, []).append(some[column] if column in names else values)
+        columns = to_columns(name, tensor, names)
+        self._columns_by_tensor[name] = tuple(columns)
+        for column, values in columns.items():
+            self._column_parts.setdefault(column, []).append(row_batch[column] if column in names else values)
 
 
-def _columns(batch: Any) -> Columns:
+def _to_columns(batch: Any) -> Columns:
     """A batch as arrays: numbers some of which are missing are floats, texts are objects."""
-    found = batch if isinstance(batch, Mapping) else {"data": batch}
-    return {str(name): _array(one) for name, one in found.items()}
+    named_columns = batch if isinstance(batch, Mapping) else {"data": batch}
+    return {str(name): _to_array(values) for name, values in named_columns.items()}
 
 
-def _array(values: Any) -> NDArray[Any]:
+def _to_array(values: Any) -> NDArray[Any]:
     if isinstance(values, np.ndarray):
         return values
-    made = np.empty(len(values), object)
-    made[:] = values
-    kinds = {type(one) for one in made.tolist()} - {type(None)}
-    return as_numbers(made) if kinds and kinds <= {int, float, bool} else made
+    array = np.empty(len(values), object)
+    array[:] = values
+    kinds = {type(element) for element in array.tolist()} - {type(None)}
+    return to_float_values(array) if kinds and kinds <= {int, float, bool} else array
 
 
 def _is_number(column: NDArray[Any]) -> bool:
     return column.ndim == 1 and column.dtype.kind in "biuf"
 
 
-def _any(some: Columns) -> NDArray[Any]:
-    return next(iter(some.values()))
+def _first_column(row_batch: Columns) -> NDArray[Any]:
+    return next(iter(row_batch.values()))
 
 
-def _named(order: str) -> tuple[str, ...]:
-    return tuple(one.strip() for one in order.split(",") if one.strip())
+def _split_names(order: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in order.split(",") if item.strip())
 
 
-def _known(wish: Wish, config: ModelConfig) -> Wish:
+def _with_card_target(request: ProfileRequest, config: ModelConfig) -> ProfileRequest:
     """The target, as the model's own card has it where nobody says another."""
     path = Path(config.folder) / "model.json"
-    if wish.target or not path.is_file() or path.stat().st_size > _MOST_CARD:
-        return wish
+    if request.target or not path.is_file() or path.stat().st_size > _MAX_CARD_BYTES:
+        return request
     try:
-        told = json.loads(path.read_bytes()).get("target")
+        card_target = json.loads(path.read_bytes()).get("target")
     except (ValueError, AttributeError, RecursionError):
-        told = None  # Another's file of that name.
-    return replace(wish, target=told) if isinstance(told, str) else wish
+        card_target = None  # Another's file of that name.
+    return replace(request, target=card_target) if isinstance(card_target, str) else request
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_profiling_job())

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from falaj.core.sheet import Sheet, TensorSpec
+from falaj.core.model_manifest import ModelManifest, TensorSpec
 
 Arrays = Sequence[Any]
 """numpy arrays, and lists of bytes for BYTES, in the order of the model's inputs or outputs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class FeatureConfig:
     """Keys in, features out: what stands before a model that was trained on a feature service."""
 
     online: str
@@ -29,7 +29,7 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
-class Counting:
+class CountingConfig:
     """How what a model is given and answers is counted, where it has a profile."""
 
     flush_s: float = 10.0
@@ -49,9 +49,9 @@ class ModelConfig:
     """The folder of its code, for torch and python models."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 by path, as approved and signed: the bytes that are loaded must be these. Empty: not checked."""
-    sheet: Sheet | None = None
+    sheet: ModelManifest | None = None
     """Instead of the one in the folder."""
-    features: Features | None = None
+    features: FeatureConfig | None = None
     device: str = "cpu"
     threads: int = 1
     """Threads of one run; 0: as many as there are cores."""
@@ -65,11 +65,11 @@ class ModelConfig:
     """Answers kept for requests that come again, by what they hold."""
     idle_s: float = 60.0
     """How long the state of a sequence is kept."""
-    watch: Counting = Counting()
+    watch: CountingConfig = CountingConfig()
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class RequestLogConfig:
     """Which requests are written down, and where."""
 
     folder: str
@@ -78,7 +78,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class ServerConfig:
     """One server."""
 
     models: tuple[ModelConfig, ...] = ()
@@ -102,7 +102,7 @@ class Config:
     cert: str = ""
     key: str = ""
     """PEM files; without them only loopback is listened on."""
-    journal: Journal | None = None
+    journal: RequestLogConfig | None = None
     body_bytes: int = 64 << 20
     grpc_with: str = "own"
     """`own`, or `grpcio` for the library's server."""
@@ -110,7 +110,7 @@ class Config:
     name: str = "falaj"
 
 
-class Runtime(Protocol):
+class ModelRuntime(Protocol):
     """A model in memory. `run` may be called from any thread, by one at a time unless `parallel`."""
 
     inputs: tuple[TensorSpec, ...]
@@ -130,4 +130,4 @@ class Runtime(Protocol):
     def close(self) -> None: ...
 
 
-Load = Callable[[ModelConfig], Runtime]
+LoadRuntime = Callable[[ModelConfig], ModelRuntime]

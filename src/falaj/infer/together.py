@@ -10,26 +10,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from falaj.core.errors import FalajError
-from falaj.infer.batcher import BROKEN
-from falaj.infer.queue import Done
+from falaj.infer.batcher import MODEL_ERRORS
+from falaj.infer.request_queue import ResponseCallback
 from falaj.oip.again import Known, Listed, Wanted, known, listed, rows_of
-from falaj.oip.calls import Cancel, Reply, Tell
+from falaj.oip.handler_calls import CancelCall, HttpReply, SendNumberedReply
 from falaj.oip.lot_frames import TellLot
 from falaj.oip.lots import answer_of, asked_of, encode_each, encode_lot, joined
-from falaj.oip.rest import problem
-from falaj.oip.tensors import Answer, Ask, Lot
+from falaj.oip.rest_codec import error_reply
+from falaj.oip.tensors import InferenceRequest, InferenceResponse, RequestGroup
 
 if TYPE_CHECKING:
-    from falaj.infer.engine import Engine
-    from falaj.infer.session import Session
+    from falaj.infer.engine import InferenceEngine
+    from falaj.infer.model_session import ModelSession
 
 _log = logging.getLogger(__name__)
 One = tuple[int, bytes, int, bytes]
-"""A request: its number, what the gateway calls it, the length of its JSON as `header_bytes` says it, and its body."""
-Read = Callable[[str, str, int, bytes], tuple[Ask, Wanted]]
-Alone = Callable[[Ask, Wanted, Callable[[Reply], Any]], Cancel | None]
+"""A request: its number, what the gateway calls it, the length of its JSON as `parse_json_length` says it, and its
+body."""
+Read = Callable[[str, str, int, bytes], tuple[InferenceRequest, Wanted]]
+Alone = Callable[[InferenceRequest, Wanted, Callable[[HttpReply], Any]], CancelCall | None]
 """How a request of a model and version is read, and how it goes by itself."""
-Left = list[tuple[int, Cancel | None]]
+Left = list[tuple[int, CancelCall | None]]
 
 
 class Group:
@@ -58,7 +59,9 @@ class Turn:
         "_alone", "_came", "_engine", "_groups", "_left", "_model", "_read", "_tell", "_tell_lot", "_version",
     )  # fmt: skip
 
-    def __init__(self, engine: "Engine", read: Read, alone: Alone, model: tuple[str, str], tell: Tell) -> None:
+    def __init__(
+        self, engine: "InferenceEngine", read: Read, alone: Alone, model: tuple[str, str], tell: SendNumberedReply
+    ) -> None:
         self._engine, self._read, self._alone, self._tell = engine, read, alone, tell
         self._model, self._version = model
         self._groups: dict[Any, Group] = {}
@@ -105,18 +108,18 @@ class Turn:
         group.asked.append(one)
         group.given.append(found)
 
-    def _ask(self, one: One) -> tuple[Ask, Wanted] | None:
+    def _ask(self, one: One) -> tuple[InferenceRequest, Wanted] | None:
         """A request, read; None where it is none, and has been told so."""
         number, name, json_bytes, body = one
         try:
             ask, wanted = self._read(self._model, self._version, json_bytes, body)
         except FalajError as error:
-            self._tell(number, problem(error))
+            self._tell(number, error_reply(error))
             return None
         ask.name = name
         return ask, wanted
 
-    def _go(self, session: "Session | None", group: Group) -> None:
+    def _go(self, session: "ModelSession | None", group: Group) -> None:
         num = len(group.asked)
         most = session.curve.limit() // group.rows if session is not None and group.rows else 0
         # Before the end of the turn there may be others yet that one by itself can be run with.
@@ -126,7 +129,7 @@ class Turn:
         for at in range(0, num, most):
             self._run(session, group.part(slice(at, at + most)) if num > most else group)
 
-    def _run(self, session: "Session", group: Group) -> None:
+    def _run(self, session: "ModelSession", group: Group) -> None:
         inputs = group.known.joined(group.given) if group.known is not None else joined(group.given)
         if inputs is None:
             self._reread(session, group)
@@ -136,15 +139,15 @@ class Turn:
             ids, names = [""] * num, [one[1] for one in group.asked]
         else:
             ids, names = [ask.id for ask in group.given], [ask.name or ask.id for ask in group.given]
-        lot = Lot(session.name, session.version, inputs, names, self._came)
+        lot = RequestGroup(session.name, session.version, inputs, names, self._came)
         if group.known is not None:
             lot.outputs = group.known.outputs
         if num == 1:
             lot.id, lot.name = ids[0], group.asked[0][1]
         notes = [(at, self._engine.noting(asked_of(lot, at, ids[at]))) for at in self._engine.sample(num)]
-        session.enter(lot, partial(self._ran, group, ids, notes), at_once=bool(self._came))
+        session.enter(lot, partial(self._ran, group, ids, notes), runs_now=bool(self._came))
 
-    def _reread(self, session: "Session", group: Group) -> None:
+    def _reread(self, session: "ModelSession", group: Group) -> None:
         """One of them holds no such numbers, and is told so; the others are still alike."""
         again = Group(None, group.wanted, group.rows)
         for one in group.asked:
@@ -156,7 +159,11 @@ class Turn:
             self._run(session, again)
 
     def _ran(
-        self, group: Group, ids: Sequence[str], notes: Sequence[tuple[int, Done]], answer: Answer | FalajError
+        self,
+        group: Group,
+        ids: Sequence[str],
+        notes: Sequence[tuple[int, ResponseCallback]],
+        answer: InferenceResponse | FalajError,
     ) -> None:
         num, tell = len(ids), self._tell
         if isinstance(answer, FalajError):
@@ -165,7 +172,7 @@ class Turn:
                 return
             for _, note in notes:
                 note(answer)
-            tell(group.asked[0][0], problem(answer))
+            tell(group.asked[0][0], error_reply(answer))
             return
         for at, note in notes:
             note(answer_of(answer, at, num, ids[at]))
@@ -177,7 +184,7 @@ class Turn:
         for one, reply in zip(group.asked, replies, strict=True):
             try:
                 tell(one[0], reply)
-            except BROKEN:  # whoever writes the answer broke: the others are answered all the same
+            except MODEL_ERRORS:  # whoever writes the answer broke: the others are answered all the same
                 _log.exception("an answer could not be handed on")
 
     def _apart(self, group: Group) -> None:
@@ -188,7 +195,7 @@ class Turn:
                 self._left.append((one[0], self._alone(read[0], read[1], partial(self._tell, one[0]))))
 
 
-def _plain(ask: Ask) -> bool:
+def _plain(ask: InferenceRequest) -> bool:
     """Whether it says nothing of how it is to be run, and its inputs are numbers."""
     said = ask.parameters or ask.outputs or ask.sequence or ask.priority or ask.deadline
     return not said and all(one.datatype != "BYTES" for one in ask.inputs)

@@ -5,30 +5,30 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from falaj.core.errand import Here, errand, with_flags
+from falaj.core.client_command import Client, add_flags, client_command
 from falaj.core.errors import Invalid
-from falaj.core.event import new_id
-from falaj.jobs import errands
+from falaj.core.event import generate_id
+from falaj.jobs import client_commands
 from falaj.jobs.records import JobView
-from falaj.jobs.spec import name_of, spec_of
+from falaj.jobs.spec import derive_job_name, parse_spec
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_JOBS = 10_000
 INDEX_VARIABLE = "FALAJ_PARAM_INDEX"
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
-_OWN = ("here", "what", "name", "project", "wait", "return")
+_OWN = ("client", "what", "name", "project", "wait", "return")
 
 
 def _with_job_flags(function: F) -> F:
     """Add the flags of `falaj jobs submit` to the signature."""
-    hints = typing.get_type_hints(errands.submit, include_extras=True)
-    return with_flags(function, {name: hint for name, hint in hints.items() if name not in _OWN})
+    hints = typing.get_type_hints(client_commands.submit, include_extras=True)
+    return add_flags(function, {name: hint for name, hint in hints.items() if name not in _OWN})
 
 
-@errand
+@client_command
 @_with_job_flags
 def array(
-    here: Here,
+    here: Client,
     indices: Annotated[str, "one job for each: 0-99, 0-99:10 (every tenth), or 1,3,7"],
     what: Annotated[str, "a script, a command line in quotes, or a spec file, as for submit"],
     name: Annotated[str, "what the names begin with; made from the program when left out"] = "",
@@ -45,16 +45,16 @@ def array(
         falaj jobs array 0-99 score.py --name score --cpus 1 --limit 30m
     """
     numbers, dry_run = parse_indices(indices), bool(flags.pop("dry_run", False))
-    words = errands.read_words(what, flags)
-    name = name or str(words.get("name", "")) or f"{name_of(spec_of(dict(words)))}-{new_id()[-8:]}"
+    words = client_commands.read_words(what, flags)
+    name = name or str(words.get("name", "")) or f"{derive_job_name(parse_spec(dict(words)))}-{generate_id()[-8:]}"
     jobs: list[JobView] = []
     for number in numbers[:1] if dry_run else numbers:
         of_index = {**words, "env": {**words.get("env", {}), INDEX_VARIABLE: str(number)}}
         if jobs and jobs[0].code is not None:
             of_index["code"] = str(jobs[0].code)
-        jobs.append(errands.submit_words(here, of_index, f"{name}-{number}", project, dry=dry_run))
+        jobs.append(client_commands.submit_words(here, of_index, f"{name}-{number}", project, dry=dry_run))
     if wait and not dry_run:
-        return errands.until_over(here, here.jobs.show, tuple(job.ref for job in jobs), 0.0)
+        return client_commands.wait_until_over(here, here.jobs.show, tuple(job.ref for job in jobs), 0.0)
     return tuple(jobs)
 
 

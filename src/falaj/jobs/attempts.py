@@ -5,29 +5,29 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from falaj.core.context import HOUSE, Actor, Context
-from falaj.core.execute import JOB, REPLICAS, Attempt, Slot
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
+from falaj.core.executor import KIND_JOB, REPLICA_KINDS, Attempt, Slot
 from falaj.core.ref import Ref
 from falaj.fleet.records import Cluster
-from falaj.govern.people_records import Workload
-from falaj.govern.tokens import WORK_ROLES, delegated
-from falaj.jobs import tracing
-from falaj.jobs.facts import spec_in
-from falaj.jobs.life import spots_of
-from falaj.jobs.records import Body, JobSpec
-from falaj.jobs.spec import amounts_of, processes_of
-from falaj.jobs.standing import submitter_of
-from falaj.store.ledger import Ledger, Reader
-from falaj.store.records import Record
-from falaj.worker.bundle import launcher
-from falaj.worker.context import FOLDER, document
+from falaj.govern.people_records import WorkloadIdentity
+from falaj.govern.workload_tokens import WORK_ROLES, limit_to_delegator
+from falaj.jobs import job_tracing
+from falaj.jobs.records import JobBody, JobSpec
+from falaj.jobs.scheduler_facts import read_spec
+from falaj.jobs.spec import compute_role_amounts, count_processes
+from falaj.jobs.state_machine import parse_spots
+from falaj.jobs.submitter_standing import read_submitter
+from falaj.store.ledger import Ledger, LedgerReader
+from falaj.store.records import LedgerRecord
+from falaj.worker.attempt_context import FOLDER_PLACEHOLDER, build_document
+from falaj.worker.launcher_archive import get_launcher_archive
 
-AWAY = "/tmp/falaj-checkpoints"  # noqa: S108  # nosec B108 - on the node, in a folder named by an id that cannot be guessed
+NODE_CHECKPOINT_FOLDER = "/tmp/falaj-checkpoints"  # noqa: S108  # nosec B108 - on the node, in a folder named by an id that cannot be guessed
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AttemptLayout:
     """Where an attempt's files lie: in a folder that the platform shares with the node, or on the node alone."""
 
     base: str
@@ -53,19 +53,19 @@ class Layout:
         return "/".join((self.base, *names) if self.base else names)
 
 
-def layout_of(cluster: Cluster, attempt: str, job: str) -> Layout:
+def build_layout(cluster: Cluster, attempt: str, job: str) -> AttemptLayout:
     """The folders of an attempt. Checkpoints belong to the job: the next attempt finds them."""
-    shared, root = bool(cluster.folder), cluster.folder.rstrip("/")  # posixpath takes longer, for every attempt
-    kept = cluster.checkpoints or (f"{root}/checkpoints" if shared else AWAY)
-    return Layout(f"{root}/{attempt}" if shared else "", f"{kept.rstrip('/')}/{job}", shared)
+    is_shared, root = bool(cluster.folder), cluster.folder.rstrip("/")  # posixpath takes longer, for every attempt
+    checkpoint_root = cluster.checkpoints or (f"{root}/checkpoints" if is_shared else NODE_CHECKPOINT_FOLDER)
+    return AttemptLayout(f"{root}/{attempt}" if is_shared else "", f"{checkpoint_root.rstrip('/')}/{job}", is_shared)
 
 
-def attempt_name(name: str, job: str) -> str:
+def make_attempt_name(name: str, job: str) -> str:
     """What attempts of a job are called, before their number: safe as a folder, a pod and a job name."""
     return f"{_UNSAFE.sub('-', name).strip('-')[:28].lower() or 'job'}-{job[-12:]}"
 
 
-def who_of(ctx: Context) -> Body:
+def to_submitter(ctx: CallContext) -> JobBody:
     """Whoever asks for what goes on in their name, as records remember them; what they may do is asked each time."""
     actor = ctx.actor
     return {
@@ -76,10 +76,10 @@ def who_of(ctx: Context) -> Body:
     }  # fmt: skip
 
 
-def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
+def build_attempt_actor(tx: LedgerReader, record: LedgerRecord, zone: str, jurisdiction: str) -> Actor:
     """Who an attempt is: its submitter's rights and never more, of today as of then; only work; in one zone."""
-    submitter = submitter_of(tx, record)
-    work = delegated(submitter, _workload(record, zone, jurisdiction))
+    submitter = read_submitter(tx, record)
+    work = limit_to_delegator(submitter, _build_record_workload(record, zone, jurisdiction))
     return Actor(
         f"run.{work.run}", work.tenant, "workload", work.roles, work.projects, behalf=work.behalf,
         jurisdiction=jurisdiction, run=work.run, zone=zone, owns_folder=submitter.owns_folder, makers=work.makers,
@@ -87,30 +87,30 @@ def actor_of(tx: Reader, record: Record, zone: str, jurisdiction: str) -> Actor:
     )  # fmt: skip
 
 
-def at_work(tx: Reader, record: Record) -> Actor:
+def build_work_actor(tx: LedgerReader, record: LedgerRecord) -> Actor:
     """The owner of something that goes on by itself: only roles that do work, of that day and still of today."""
-    return replace(actor_of(tx, record, "", record.body["who"]["jurisdiction"]), kind="service")
+    return replace(build_attempt_actor(tx, record, "", record.body["who"]["jurisdiction"]), kind="service")
 
 
-def in_name_of(ledger: Ledger, ctx: Context, record: Record) -> Context:
+def make_owner_context(ledger: Ledger, ctx: CallContext, record: LedgerRecord) -> CallContext:
     """What a loop does for such an owner runs under this, for the purpose they named."""
     with ledger.read(ctx) as tx:
-        return replace(ctx, actor=at_work(tx, record), purpose=record.body["who"]["purpose"])
+        return replace(ctx, actor=build_work_actor(tx, record), purpose=record.body["who"]["purpose"])
 
 
-def workload_of(actor: Actor) -> Workload:
+def to_workload(actor: Actor) -> WorkloadIdentity:
     """What its token says."""
-    return Workload(
+    return WorkloadIdentity(
         actor.run, actor.zone, actor.tenant, actor.roles, actor.projects, actor.behalf, actor.jurisdiction,
         makers=actor.makers, trust=actor.trust,
     )  # fmt: skip
 
 
-def _workload(record: Record, zone: str, jurisdiction: str) -> Workload:
-    who = record.body["who"]
-    return Workload(
-        record.body["id"], zone, record.key.tenant, WORK_ROLES, frozenset({"*"}), who["id"], jurisdiction,
-        trust=who.get("trust", ""),
+def _build_record_workload(record: LedgerRecord, zone: str, jurisdiction: str) -> WorkloadIdentity:
+    submitter = record.body["who"]
+    return WorkloadIdentity(
+        record.body["id"], zone, record.key.tenant, WORK_ROLES, frozenset({"*"}), submitter["id"], jurisdiction,
+        trust=submitter.get("trust", ""),
     )  # fmt: skip
 
 
@@ -126,45 +126,47 @@ class LaunchDetails:
     """True when only the owner of the folder uses this installation (fleet.sandbox.is_single_user)."""
 
 
-def attempt_of(record: Record, cluster: Cluster, details: LaunchDetails) -> Attempt:
+def build_attempt(record: LedgerRecord, cluster: Cluster, details: LaunchDetails) -> Attempt:
     """What the executor is handed."""
-    body, spec = record.body, spec_in(record)
-    place = layout_of(cluster, body["attempt"]["id"], body["id"])
+    body, spec = record.body, read_spec(record)
+    layout = build_layout(cluster, body["attempt"]["id"], body["id"])
     slots = []
-    for index, spot in enumerate(spots_of(body["attempt"]["spots"])):
+    for index, spot in enumerate(parse_spots(body["attempt"]["spots"])):
         role = spec.roles[spot.role]
         node = spot.node.partition("/")[2]
-        slots.append(Slot(index, node, role.name, amounts_of(role), spot.devices, spot.milli, processes_of(role)))
+        slots.append(
+            Slot(index, node, role.name, compute_role_amounts(role), spot.devices, spot.milli, count_processes(role))
+        )
     context: dict[str, object] = {}
-    made = Attempt(
+    attempt = Attempt(
         id=body["attempt"]["id"],
         job=str(record.ref.bare),
         tenant=record.key.tenant,
         project=record.key.project,
         slots=tuple(slots),
         command=tuple(spec.command),
-        kind=body.get("kind", JOB),
-        listen=_listening_host(spec) if body.get("kind") in REPLICAS else "",
+        kind=body.get("kind", KIND_JOB),
+        listen=_find_listening_host(spec) if body.get("kind") in REPLICA_KINDS else "",
         by_owner=details.single_user and bool(body["who"].get("owns_folder")),
         framework=spec.framework,
-        folder=place.base,
-        env={**tracing.environment(body), **spec.env},
+        folder=layout.base,
+        env={**job_tracing.build_trace_environment(body), **spec.env},
         secret_env=details.secrets,
         platform_env={"FALAJ_URL": details.address, "FALAJ_TOKEN": details.token} if details.token else {},
         image=spec.image,
-        user=_user(record, cluster),
+        user=_make_user_name(record, cluster),
         limit_s=spec.limit_s,
         grace_s=spec.grace_s,
-        launcher=launcher(),
+        launcher=get_launcher_archive(),
         options=dict(spec.options),
         context=context,
     )
     # It tells of the attempt that carries it, which is made once.
-    context |= _context(made, body, place, details.address)
-    return made
+    context |= _build_launch_context(attempt, body, layout, details.address)
+    return attempt
 
 
-def _listening_host(spec: JobSpec) -> str:
+def _find_listening_host(spec: JobSpec) -> str:
     """Where a replica is called. Its kind proves that the service of endpoints wrote its variables."""
     try:
         return str(json.loads(spec.env["FALAJ_PARAM_SERVE"])["hop"]).rpartition(":")[0].strip("[]")
@@ -172,54 +174,67 @@ def _listening_host(spec: JobSpec) -> str:
         return "127.0.0.1"
 
 
-def _user(record: Record, cluster: Cluster) -> str:
+def _make_user_name(record: LedgerRecord, cluster: Cluster) -> str:
     """Its submitter's name. Where people of several tenants come to one site, the same name may be two people."""
     name, tenant = str(record.body["who"]["id"]), record.key.tenant
-    if tenant == HOUSE:
+    if tenant == SYSTEM_TENANT:
         return name.removeprefix("os-")
-    apart = cluster.address.startswith("slurm:") and cluster.tenants != (tenant,)
-    return f"{name}@{tenant}" if apart else name
+    is_shared_site = cluster.address.startswith("slurm:") and cluster.tenants != (tenant,)
+    return f"{name}@{tenant}" if is_shared_site else name
 
 
-def _context(bare: Attempt, body: Body, place: Layout, address: str) -> dict[str, object]:
-    more: dict[str, object] = {
+def _build_launch_context(attempt: Attempt, body: JobBody, layout: AttemptLayout, address: str) -> dict[str, object]:
+    fields: dict[str, object] = {
         "run": body["run"],
         "number": body["attempt"]["number"],
-        "code": place.code if body["code"] or place.shared else "",
-        "inputs": {role: place.input(role) for role in body["inputs"]},
-        "outputs": {name: place.output(name) for name in body["outputs"]},
-        "checkpoints": place.checkpoints,
+        "code": layout.code if body["code"] or layout.shared else "",
+        "inputs": {role: layout.input(role) for role in body["inputs"]},
+        "outputs": {name: layout.output(name) for name in body["outputs"]},
+        "checkpoints": layout.checkpoints,
     }
-    if place.shared:
-        more["outbox"] = place.below("outbox")
+    if layout.shared:
+        fields["outbox"] = layout.below("outbox")
     else:
-        more |= {"address": address, "stage": _stage(body, place), "after": _after(body, place)}
-    return document(bare, **more)
+        fields |= {
+            "address": address,
+            "stage": _build_stage_commands(body, layout),
+            "after": _build_publish_commands(body, layout),
+        }
+    return build_document(attempt, **fields)
 
 
-def _stage(body: Body, place: Layout) -> list[list[str]]:
+def _build_stage_commands(body: JobBody, layout: AttemptLayout) -> list[list[str]]:
     """Commands that bring code and inputs onto the node, into the slot's own folder, with the attempt's own token."""
-    wanted = {place.code: body["code"]} if body["code"] else {}
-    wanted |= {place.input(role): ref for role, ref in body["inputs"].items()}
-    return [[*_falaj(body), "checkout", str(ref), f"{FOLDER}/{path}"] for path, ref in wanted.items()]
-
-
-def _after(body: Body, place: Layout) -> list[list[str]]:
-    """Commands that publish what it made."""
-    used = [word for role, ref in sources_of(body).items() for word in ("--inputs", f"{role}={ref}")]
+    ref_by_path = {layout.code: body["code"]} if body["code"] else {}
+    ref_by_path |= {layout.input(role): ref for role, ref in body["inputs"].items()}
     return [
-        [*_falaj(body), "publish", str(Ref.parse(ref).bare), f"{FOLDER}/{place.output(name)}", *used]
+        [*_build_catalog_command(body), "checkout", str(ref), f"{FOLDER_PLACEHOLDER}/{path}"]
+        for path, ref in ref_by_path.items()
+    ]
+
+
+def _build_publish_commands(body: JobBody, layout: AttemptLayout) -> list[list[str]]:
+    """Commands that publish what it made."""
+    input_flags = [argument for role, ref in list_sources(body).items() for argument in ("--inputs", f"{role}={ref}")]
+    return [
+        [
+            *_build_catalog_command(body),
+            "publish",
+            str(Ref.parse(ref).bare),
+            f"{FOLDER_PLACEHOLDER}/{layout.output(name)}",
+            *input_flags,
+        ]
         for name, ref in body["outputs"].items()
     ]
 
 
-def _falaj(body: Body) -> list[str]:
+def _build_catalog_command(body: JobBody) -> list[str]:
     """The words after the interpreter, which is the launcher's own."""
     purpose = body["who"]["purpose"]
     return ["-m", "falaj", *([f"--purpose={purpose}"] if purpose else []), "catalog"]
 
 
-def sources_of(body: Body) -> dict[str, str]:
+def list_sources(body: JobBody) -> dict[str, str]:
     """What its outputs are made from: inputs and code, pinned, and the run."""
     code = {"code": body["code"]} if body["code"] else {}
     return {**body["inputs"], **code, "run": body["run"]}

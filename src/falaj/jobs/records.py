@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 
-WAITING, HELD, STARTING, RUNNING, STOPPING = "waiting", "held", "starting", "running", "stopping"
+WAITING, ON_HOLD, STARTING, RUNNING, STOPPING = "waiting", "held", "starting", "running", "stopping"
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
-OVER = frozenset({SUCCEEDED, FAILED, CANCELLED})
-STATES = (WAITING, HELD, STARTING, RUNNING, STOPPING, SUCCEEDED, FAILED, CANCELLED)
-LIVE_STATES = (WAITING, HELD, STARTING, RUNNING, STOPPING)
-WAITED_S = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
+ENDED_STATES = frozenset({SUCCEEDED, FAILED, CANCELLED})
+STATES = (WAITING, ON_HOLD, STARTING, RUNNING, STOPPING, SUCCEEDED, FAILED, CANCELLED)
+LIVE_STATES = (WAITING, ON_HOLD, STARTING, RUNNING, STOPPING)
+WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400)
 """Bounds by which waits of attempts are counted: from at once to a day."""
 
 
@@ -101,7 +101,7 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class AttemptView:
     """One attempt."""
 
     STRUCTURE: ClassVar = ("number", "id", "cluster", "nodes", "width", "started", "ended", "code", "admitted")
@@ -154,7 +154,7 @@ class JobView:
     after: tuple[Ref, ...]
     zones: tuple[str, ...]
     """Where the law lets it run."""
-    attempts: tuple[Tried, ...]
+    attempts: tuple[AttemptView, ...]
     step: int = 0
     steps: int = 0
     ran_s: int = 0
@@ -172,7 +172,7 @@ class JobView:
     @property
     def over(self) -> bool:
         """True when nothing will change any more."""
-        return self.state in OVER
+        return self.state in ENDED_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class LogPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class WaitExplanation:
     """Why a job waits, and what would start it."""
 
     STRUCTURE: ClassVar = ("job", "state", "reason", "fix", "commands", "change", "starts_at")
@@ -220,7 +220,7 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportReply:
     """The answer to a launcher that reported."""
 
     taken: int
@@ -229,5 +229,5 @@ class Told:
     stop: bool = False
 
 
-Body = dict[str, Any]
+JobBody = dict[str, Any]
 """A job as it lies in its record: see life.py."""

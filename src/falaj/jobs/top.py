@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from falaj.core.client_command import Client, client_command
 from falaj.core.data import dataclass
-from falaj.core.errand import Here, errand
 from falaj.core.errors import Invalid
 from falaj.fleet.alerts import Alert
 from falaj.fleet.records import Cluster, NodeView, QueueView
@@ -25,7 +25,7 @@ _QUIT = "qQ\x03\x1b"
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class LiveOverview:
     """How things stand: lines for eyes, the rest for programs."""
 
     TEXT: ClassVar[str] = "lines"
@@ -39,12 +39,12 @@ class Now:
     alerts: tuple[Alert, ...] = ()
 
 
-@errand
+@client_command
 def top(
-    here: Here,
+    client: Client,
     once: Annotated[bool, "print it once, and end"] = False,
     every_s: Annotated[float, "look again so often"] = 2.0,
-) -> Now:
+) -> LiveOverview:
     """Watch clusters, queues with their shares, nodes and GPUs; q ends it.
 
     Example:
@@ -57,84 +57,97 @@ def top(
 
     if once or not sys.stdout.isatty():
         size = shutil.get_terminal_size((120, 60))
-        told = Console(file=io.StringIO(), width=size.columns, force_terminal=False, markup=False)
-        now = _now(here)
-        told.print(_frame(now, 10_000))
-        text: str = told.file.getvalue()  # type: ignore[attr-defined]
-        return replace(now, lines=tuple(line.rstrip() for line in text.splitlines()))
+        recorder = Console(file=io.StringIO(), width=size.columns, force_terminal=False, markup=False)
+        overview = _read_overview(client)
+        recorder.print(_render_frame(overview, 10_000))
+        text: str = recorder.file.getvalue()  # type: ignore[attr-defined]
+        return replace(overview, lines=tuple(line.rstrip() for line in text.splitlines()))
     plain = Console(markup=False)  # what clusters say of themselves has brackets in it
-    with here.working(), _keys() as pressed, Live(console=plain, screen=True, auto_refresh=False) as live:
+    with client.working(), _read_keys() as pressed, Live(console=plain, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(_frame(_now(here), shutil.get_terminal_size().lines), refresh=True)
+            live.update(_render_frame(_read_overview(client), shutil.get_terminal_size().lines), refresh=True)
             if pressed(every_s):
-                return Now()
+                return LiveOverview()
 
 
-def _now(here: Here) -> Now:
-    figures = {one.node: one.figures for one in here.clusters.figures()}
-    return Now((), here.clusters.list(), here.queues.list(), here.clusters.nodes(), figures, here.clusters.alerts())
+def _read_overview(client: Client) -> LiveOverview:
+    figures = {node_figures.node: node_figures.figures for node_figures in client.clusters.figures()}
+    return LiveOverview(
+        (), client.clusters.list(), client.queues.list(), client.clusters.nodes(), figures, client.clusters.alerts()
+    )
 
 
-def _frame(now: Now, height: int) -> "Group":
+def _render_frame(overview: LiveOverview, height: int) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    clusters, nodes, queues, alerts = now.clusters, now.nodes, now.queues, now.alerts
-    head = Text(f"{len(clusters)} clusters, {len(nodes)} nodes, {sum(node.gpus for node in nodes)} GPUs", style="bold")
-    if alerts:
-        head.append(f"   {len(alerts)} alerts: falaj clusters alerts", style="bold yellow")
-    room = max(3, height - len(clusters) - len(queues) - 10)
-    return Group(
-        head, _clusters(clusters, nodes), _queues(queues), _nodes(nodes[:room], now.figures),
-        *([Text(f"and {len(nodes) - room} nodes more", style="dim")] if len(nodes) > room else []),
-    )  # fmt: skip
-
-
-def _clusters(clusters: "tuple[Cluster, ...]", nodes: "tuple[NodeView, ...]") -> "Table":
-    table = _table("cluster", "state", "zone", "nodes", "GPUs", "jobs", "trouble")
-    for one in clusters:
-        mine = [node for node in nodes if node.node.startswith(f"{one.name}/")]
-        ready = sum(node.state == "open" for node in mine)
-        jobs = sum(node.jobs for node in mine)
-        gpus = str(sum(node.gpus for node in mine))
-        table.add_row(one.name, one.state, one.zone, f"{ready}/{len(mine)}", gpus, str(jobs), one.trouble)
-    return table
-
-
-def _queues(queues: "tuple[QueueView, ...]") -> "Table":
-    table = _table("queue", "weight", "in use", "guaranteed", "borrowed", "running", "waiting")
-    for one in queues:
-        amounts = (_amounts(one.used), _amounts(one.guarantee), _amounts(one.borrowed))
-        table.add_row(one.name, str(one.weight), *amounts, str(one.running), str(one.waiting))
-    return table
-
-
-def _nodes(nodes: "tuple[NodeView, ...]", seen: Mapping[str, Mapping[str, float]]) -> "Table":
-    table = _table("node", "state", "jobs", "in use", "load", "memory free", "GPUs")
-    for one in nodes:
-        now = seen.get(one.node, {})
-        load = f"{now['load']:.1f}" if "load" in now else ""
-        free = f"{now['available'] / 1024:.1f}GiB" if "available" in now else ""
-        told = [_gpu(device.index, now) for device in one.devices if f"{device.index}.busy" in now]
-        gpus = "  ".join(told) or one.model
-        table.add_row(one.node, one.state, str(one.jobs), _amounts(one.used), load, free, gpus)
-    return table
-
-
-def _gpu(index: int, now: Mapping[str, float]) -> str:
-    """Two bars, of how busy it is and how full, and the figures."""
-    busy, memory, most, heat = (
-        now.get(f"{index}.{name}", 0.0) for name in ("busy", "memory", "memory_total", "temperature")
+    clusters, nodes, queues, alerts = overview.clusters, overview.nodes, overview.queues, overview.alerts
+    header = Text(
+        f"{len(clusters)} clusters, {len(nodes)} nodes, {sum(node.gpus for node in nodes)} GPUs", style="bold"
     )
-    bars = "".join(_BARS[min(8, int(part * 8 + 0.5))] for part in (busy / 100, memory / most if most else 0.0))
-    return f"{index}:{bars} {busy:.0f}% {memory / 1024:.0f}GiB" + (f" {heat:.0f}°C" if heat else "")
+    if alerts:
+        header.append(f"   {len(alerts)} alerts: falaj clusters alerts", style="bold yellow")
+    max_nodes = max(3, height - len(clusters) - len(queues) - 10)
+    return Group(
+        header,
+        _build_cluster_table(clusters, nodes),
+        _build_queue_table(queues),
+        _build_node_table(nodes[:max_nodes], overview.figures),
+        *([Text(f"and {len(nodes) - max_nodes} nodes more", style="dim")] if len(nodes) > max_nodes else []),
+    )
 
 
-def _amounts(amounts: Mapping[str, str]) -> str:
+def _build_cluster_table(clusters: "tuple[Cluster, ...]", nodes: "tuple[NodeView, ...]") -> "Table":
+    table = _make_table("cluster", "state", "zone", "nodes", "GPUs", "jobs", "trouble")
+    for cluster in clusters:
+        cluster_nodes = [node for node in nodes if node.node.startswith(f"{cluster.name}/")]
+        ready = sum(node.state == "open" for node in cluster_nodes)
+        jobs = sum(node.jobs for node in cluster_nodes)
+        gpus = str(sum(node.gpus for node in cluster_nodes))
+        table.add_row(
+            cluster.name, cluster.state, cluster.zone, f"{ready}/{len(cluster_nodes)}", gpus, str(jobs), cluster.trouble
+        )
+    return table
+
+
+def _build_queue_table(queues: "tuple[QueueView, ...]") -> "Table":
+    table = _make_table("queue", "weight", "in use", "guaranteed", "borrowed", "running", "waiting")
+    for queue in queues:
+        amounts = (_format_amounts(queue.used), _format_amounts(queue.guarantee), _format_amounts(queue.borrowed))
+        table.add_row(queue.name, str(queue.weight), *amounts, str(queue.running), str(queue.waiting))
+    return table
+
+
+def _build_node_table(nodes: "tuple[NodeView, ...]", figures_by_node: Mapping[str, Mapping[str, float]]) -> "Table":
+    table = _make_table("node", "state", "jobs", "in use", "load", "memory free", "GPUs")
+    for node in nodes:
+        figures = figures_by_node.get(node.node, {})
+        load = f"{figures['load']:.1f}" if "load" in figures else ""
+        free = f"{figures['available'] / 1024:.1f}GiB" if "available" in figures else ""
+        gpu_texts = [
+            _format_gpu_bars(device.index, figures) for device in node.devices if f"{device.index}.busy" in figures
+        ]
+        gpus = "  ".join(gpu_texts) or node.model
+        table.add_row(node.node, node.state, str(node.jobs), _format_amounts(node.used), load, free, gpus)
+    return table
+
+
+def _format_gpu_bars(index: int, figures: Mapping[str, float]) -> str:
+    """Two bars, of how busy it is and how full, and the figures."""
+    busy, memory, memory_total, temperature = (
+        figures.get(f"{index}.{name}", 0.0) for name in ("busy", "memory", "memory_total", "temperature")
+    )
+    bars = "".join(
+        _BARS[min(8, int(share * 8 + 0.5))] for share in (busy / 100, memory / memory_total if memory_total else 0.0)
+    )
+    return f"{index}:{bars} {busy:.0f}% {memory / 1024:.0f}GiB" + (f" {temperature:.0f}°C" if temperature else "")
+
+
+def _format_amounts(amounts: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in amounts.items())
 
 
-def _table(*names: str) -> "Table":
+def _make_table(*names: str) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold cyan", title=None)
@@ -144,20 +157,20 @@ def _table(*names: str) -> "Table":
 
 
 @contextmanager
-def _keys() -> Iterator[Any]:
+def _read_keys() -> Iterator[Any]:
     """While entered, keys are read as they are pressed; gives a wait that says whether it was time to go."""
     import termios
     import tty
 
-    file = sys.stdin.fileno()
-    before = termios.tcgetattr(file)
+    descriptor = sys.stdin.fileno()
+    saved_settings = termios.tcgetattr(descriptor)
 
-    def wait(longest_s: float) -> bool:
-        ready, _, _ = select.select([file], [], [], longest_s)
-        return bool(ready) and os.read(file, 16).decode(errors="replace")[:1] in (*_QUIT, "")
+    def wait_for_key(longest_s: float) -> bool:
+        ready, _, _ = select.select([descriptor], [], [], longest_s)
+        return bool(ready) and os.read(descriptor, 16).decode(errors="replace")[:1] in (*_QUIT, "")
 
     try:
-        tty.setcbreak(file)
-        yield wait
+        tty.setcbreak(descriptor)
+        yield wait_for_key
     finally:
-        termios.tcsetattr(file, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved_settings)

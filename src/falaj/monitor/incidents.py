@@ -7,29 +7,35 @@ incident, open again.
 from dataclasses import replace
 from typing import Annotated, Any
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import Conflict, Invalid
+from falaj.core.operation import operation
 from falaj.core.ref import Ref
-from falaj.core.verb import verb
-from falaj.monitor import decide
-from falaj.monitor.machine import BREAKAGE, Episode, Machine, machine_body, machine_in
-from falaj.monitor.records import ACKNOWLEDGED, OPEN, RESOLVED, Incident, Verdict
-from falaj.monitor.watches import Watches, endpoint_of, incident_ref, saved, watch_of
+from falaj.monitor import watch_decisions
+from falaj.monitor.records import INCIDENT_ACKNOWLEDGED, INCIDENT_OPEN, INCIDENT_RESOLVED, Incident, WatchVerdict
+from falaj.monitor.watch_machine import GROUP_BREAKAGE, AlarmEpisode, WatchMachine, encode_machine, read_machine
+from falaj.monitor.watch_operations import (
+    WatchOperations,
+    get_watched_endpoint,
+    make_incident_ref,
+    make_watch_ref,
+    save_watch,
+)
 from falaj.store.codec import from_plain, to_plain
-from falaj.store.ledger import Reader, Writer
-from falaj.store.records import Record, going_on
+from falaj.store.ledger import LedgerReader, LedgerWriter
+from falaj.store.records import LedgerRecord, with_next_cursor
 
-INCIDENT = "incident"
-MOST_PAGE, MOST_NOTES, MOST_NAMED, LONGEST = 1_000, 100, 10, 2_000
+INCIDENT_KIND = "incident"
+MAX_PAGE, MAX_NOTES, MAX_NAMED_FINDINGS, MAX_TEXT_CHARS = 1_000, 100, 10, 2_000
 
 
-class Incidents(Watches):
+class IncidentOperations(WatchOperations):
     """What people do with incidents."""
 
-    @verb()
+    @operation()
     def incidents(
         self,
-        ctx: Context,
+        ctx: CallContext,
         project: Annotated[str, "of one project only"] = "",
         state: Annotated[str, "open, acknowledged or resolved"] = "",
         limit: Annotated[int, "how many at most"] = 100,
@@ -40,30 +46,34 @@ class Incidents(Watches):
         Example:
             falaj monitor incidents --project fraud --state open
         """
-        if not 0 < limit <= MOST_PAGE:
-            raise Invalid(f"a list of {limit} incidents", f"ask for 1 to {MOST_PAGE}")
-        if state not in ("", OPEN, ACKNOWLEDGED, RESOLVED):
-            raise Invalid(f"no incident is {state[:40]!r}", f"{OPEN}, {ACKNOWLEDGED} or {RESOLVED}")
+        if not 0 < limit <= MAX_PAGE:
+            raise Invalid(f"a list of {limit} incidents", f"ask for 1 to {MAX_PAGE}")
+        if state not in ("", INCIDENT_OPEN, INCIDENT_ACKNOWLEDGED, INCIDENT_RESOLVED):
+            raise Invalid(
+                f"no incident is {state[:40]!r}", f"{INCIDENT_OPEN}, {INCIDENT_ACKNOWLEDGED} or {INCIDENT_RESOLVED}"
+            )
         terms = {"state": state} if state else {}
         with self._ledger.read(ctx) as tx:
-            cells = ctx.cells(INCIDENT)
-            page = tx.find(INCIDENT, project=project, terms=terms, cells=cells, newest=True, after=after, limit=limit)
-        return going_on([incident_in(record) for record in page.records], page.next)
+            cells = ctx.cells(INCIDENT_KIND)
+            page = tx.find(
+                INCIDENT_KIND, project=project, terms=terms, scopes=cells, newest_first=True, after=after, limit=limit
+            )
+        return with_next_cursor([read_incident(record) for record in page.records], page.next)
 
-    @verb(reads=("incident",))
-    def incident(self, ctx: Context, incident: Annotated[Ref, "which incident"]) -> Incident:
+    @operation(reads=("incident",))
+    def incident(self, ctx: CallContext, incident: Annotated[Ref, "which incident"]) -> Incident:
         """Show one incident: what was found, since when, who looks after it, and what was said.
 
         Example:
             falaj monitor incident incident:fraud/score-3
         """
         with self._ledger.read(ctx) as tx:
-            return incident_in(_need(tx, incident))
+            return read_incident(_require_incident(tx, incident))
 
-    @verb(writes=("incident",), group="control")
+    @operation(writes=("incident",), group="control")
     def acknowledge(
         self,
-        ctx: Context,
+        ctx: CallContext,
         incident: Annotated[Ref, "which incident"],
         note: Annotated[str, "what others should know"] = "",
     ) -> Incident:
@@ -73,18 +83,18 @@ class Incidents(Watches):
             falaj monitor acknowledge incident:fraud/score-3 --note "the feed of yesterday was late"
         """
         with self._ledger.write(ctx) as tx:
-            old = _need(tx, incident)
-            found = incident_in(old)
-            if found.state != OPEN:
-                raise Conflict(f"{incident.bare} is {found.state}", "only an open one is acknowledged", incident)
-            who = ctx.actor.behalf or ctx.actor.id
-            made = replace(found, state=ACKNOWLEDGED, acknowledged_by=who, acknowledged_at=ctx.now())
-            return self._said(ctx, tx, old, made, "monitor.acknowledge", note)
+            old = _require_incident(tx, incident)
+            current = read_incident(old)
+            if current.state != INCIDENT_OPEN:
+                raise Conflict(f"{incident.bare} is {current.state}", "only an open one is acknowledged", incident)
+            actor_id = ctx.actor.behalf or ctx.actor.id
+            changed = replace(current, state=INCIDENT_ACKNOWLEDGED, acknowledged_by=actor_id, acknowledged_at=ctx.now())
+            return self._save_change(ctx, tx, old, changed, "monitor.acknowledge", note)
 
-    @verb(writes=("incident",), group="control")
+    @operation(writes=("incident",), group="control")
     def resolve(
         self,
-        ctx: Context,
+        ctx: CallContext,
         incident: Annotated[Ref, "which incident"],
         cause: Annotated[str, "what it was, and what was done about it"],
     ) -> Incident:
@@ -96,19 +106,25 @@ class Incidents(Watches):
         if not cause.strip():
             raise Invalid("an incident is resolved with its cause", "--cause says what it was")
         with self._ledger.write(ctx) as tx:
-            old = _need(tx, incident)
-            found = incident_in(old)
-            if found.state == RESOLVED:
+            old = _require_incident(tx, incident)
+            current = read_incident(old)
+            if current.state == INCIDENT_RESOLVED:
                 raise Conflict(f"{incident.bare} is resolved already", "a note can be added to it", incident)
-            who = ctx.actor.behalf or ctx.actor.id
-            self._forget(ctx, tx, old, f"resolved by {who}")
-            made = replace(found, state=RESOLVED, resolved_by=who, resolved_at=ctx.now(), cause=cause[:LONGEST])
-            return self._said(ctx, tx, old, made, "monitor.resolve", "")
+            actor_id = ctx.actor.behalf or ctx.actor.id
+            self._resolve_in_watch(ctx, tx, old, f"resolved by {actor_id}")
+            changed = replace(
+                current,
+                state=INCIDENT_RESOLVED,
+                resolved_by=actor_id,
+                resolved_at=ctx.now(),
+                cause=cause[:MAX_TEXT_CHARS],
+            )
+            return self._save_change(ctx, tx, old, changed, "monitor.resolve", "")
 
-    @verb(writes=("incident",))
+    @operation(writes=("incident",))
     def note(
         self,
-        ctx: Context,
+        ctx: CallContext,
         incident: Annotated[Ref, "which incident"],
         text: Annotated[str, "what others should know"],
     ) -> Incident:
@@ -120,111 +136,136 @@ class Incidents(Watches):
         if not text.strip():
             raise Invalid("a note without words", "say what others should know")
         with self._ledger.write(ctx) as tx:
-            old = _need(tx, incident)
-            return self._said(ctx, tx, old, incident_in(old), "monitor.note", text)
+            old = _require_incident(tx, incident)
+            return self._save_change(ctx, tx, old, read_incident(old), "monitor.note", text)
 
-    def _said(self, ctx: Context, tx: Writer, old: Record, made: Incident, event: str, note: str) -> Incident:
+    def _save_change(
+        self, ctx: CallContext, tx: LedgerWriter, old: LedgerRecord, changed: Incident, event: str, note: str
+    ) -> Incident:
         if note.strip():
-            line = f"{ctx.actor.behalf or ctx.actor.id}: {note.strip()[:LONGEST]}"
-            made = replace(made, notes=(*made.notes, line)[-MOST_NOTES:])
-        record = _put(tx, old, made, old.body["key"])
-        told = made.cause if made.state == RESOLVED else note
-        tx.emit(event, record.ref, endpoint=str(made.endpoint), what=made.what, state=made.state, note=told[:500])
-        return replace(made, ref=record.ref.bare)
+            line = f"{ctx.actor.behalf or ctx.actor.id}: {note.strip()[:MAX_TEXT_CHARS]}"
+            changed = replace(changed, notes=(*changed.notes, line)[-MAX_NOTES:])
+        record = _put_incident(tx, old, changed, old.body["key"])
+        note_text = changed.cause if changed.state == INCIDENT_RESOLVED else note
+        tx.emit(
+            event,
+            record.ref,
+            endpoint=str(changed.endpoint),
+            what=changed.what,
+            state=changed.state,
+            note=note_text[:500],
+        )
+        return replace(changed, ref=record.ref.bare)
 
-    def _forget(self, ctx: Context, tx: Writer, incident: Record, why: str) -> None:
+    def _resolve_in_watch(self, ctx: CallContext, tx: LedgerWriter, incident: LedgerRecord, why: str) -> None:
         """The watch takes note, so that the windows of before open nothing again."""
         endpoint = Ref.parse(incident.body["endpoint"])
-        record = tx.get(watch_of(endpoint))
+        record = tx.get(make_watch_ref(endpoint))
         if record is not None:
-            machine = decide.resolved(machine_in(record.body, str(endpoint)), incident.body["key"], ctx.now(), why)
-            saved(tx, record, {**record.body, "machine": machine_body(machine), "state": machine.state})
+            machine = watch_decisions.resolve_cause(
+                read_machine(record.body, str(endpoint)), incident.body["key"], ctx.now(), why
+            )
+            save_watch(tx, record, {**record.body, "machine": encode_machine(machine), "state": machine.state})
 
 
-def opened(tx: Writer, watch: Record, verdict: Verdict, now: float) -> Record:
+def open_incident(tx: LedgerWriter, watch: LedgerRecord, verdict: WatchVerdict, now: float) -> LedgerRecord:
     """The incident of an alert: a new one, or the one of this cause open again. One that is open learns the news."""
-    endpoint, old = endpoint_of(watch.ref), of_cause(tx, watch, verdict.cause)
+    endpoint, old = get_watched_endpoint(watch.ref), find_by_cause(tx, watch, verdict.cause)
     if old is None:
         number = 1
-        found = tx.find(INCIDENT, project=endpoint.project, terms={"watch": watch.body["id"]}, newest=True, limit=1)
-        if found.records:
-            number += int(found.records[0].key.name.rpartition("-")[2])
-        while tx.get(incident_ref(endpoint, number)) is not None:
+        newest_page = tx.find(
+            INCIDENT_KIND, project=endpoint.project, terms={"watch": watch.body["id"]}, newest_first=True, limit=1
+        )
+        if newest_page.records:
+            number += int(newest_page.records[0].key.name.rpartition("-")[2])
+        while tx.get(make_incident_ref(endpoint, number)) is not None:
             number += 1  # of an endpoint that had this name before
-        ref = incident_ref(endpoint, number)
+        ref = make_incident_ref(endpoint, number)
         since = verdict.since or now
-        made = Incident(ref, endpoint, OPEN, verdict.what, verdict.said[:LONGEST], since, now, verdict.evidence)
-        return _put(tx, None, made, verdict.cause, watch)
-    was = incident_in(old)
-    if was.state != RESOLVED:
-        made = replace(was, notes=(*was.notes, f"falaj: {verdict.said[:LONGEST]}")[-MOST_NOTES:])
+        incident = Incident(
+            ref, endpoint, INCIDENT_OPEN, verdict.what, verdict.said[:MAX_TEXT_CHARS], since, now, verdict.evidence
+        )
+        return _put_incident(tx, None, incident, verdict.cause, watch)
+    current = read_incident(old)
+    if current.state != INCIDENT_RESOLVED:
+        incident = replace(current, notes=(*current.notes, f"falaj: {verdict.said[:MAX_TEXT_CHARS]}")[-MAX_NOTES:])
     else:
-        back = f"falaj: it is back; it was resolved by {was.resolved_by}: {was.cause}"
-        made = replace(
-            was, state=OPEN, said=verdict.said[:LONGEST], findings=verdict.evidence or was.findings, resolved_by="",
-            resolved_at=0.0, cause="", notes=(*was.notes, back)[-MOST_NOTES:],
-        )  # fmt: skip
-    return _put(tx, old, made, verdict.cause)
+        reopened_note = f"falaj: it is back; it was resolved by {current.resolved_by}: {current.cause}"
+        incident = replace(
+            current,
+            state=INCIDENT_OPEN,
+            said=verdict.said[:MAX_TEXT_CHARS],
+            findings=verdict.evidence or current.findings,
+            resolved_by="",
+            resolved_at=0.0,
+            cause="",
+            notes=(*current.notes, reopened_note)[-MAX_NOTES:],
+        )
+    return _put_incident(tx, old, incident, verdict.cause)
 
 
-def closed(tx: Writer, watch: Record, episode: Episode, now: float) -> Record | None:
+def close_incident(tx: LedgerWriter, watch: LedgerRecord, episode: AlarmEpisode, now: float) -> LedgerRecord | None:
     """The incident of a trouble that is over; None where a person was quicker."""
-    old = of_cause(tx, watch, episode.cause)
-    if old is None or old.body["state"] == RESOLVED:
+    open_record = find_by_cause(tx, watch, episode.cause)
+    if open_record is None or open_record.body["state"] == INCIDENT_RESOLVED:
         return None
-    made = replace(incident_in(old), state=RESOLVED, resolved_by="falaj", resolved_at=now, cause=episode.why)
-    return _put(tx, old, made, episode.cause)
+    closed_incident = replace(
+        read_incident(open_record), state=INCIDENT_RESOLVED, resolved_by="falaj", resolved_at=now, cause=episode.why
+    )
+    return _put_incident(tx, open_record, closed_incident, episode.cause)
 
 
-def openly(verdict: Verdict) -> str:
+def to_public_text(verdict: WatchVerdict) -> str:
     """What the log, and whoever hears it, is told: columns and figures, and no value that somebody sent.
 
     The words of findings may name values (a new category, say). They stand in the incident, under its label, where
     they can be erased; an event stays for ever.
     """
-    found = [] if verdict.what == BREAKAGE else verdict.evidence[:MOST_NAMED]
-    told = [f"{one.what} {one.column}".strip() + f": {one.measure} {one.value:.3g}" for one in found]
-    return "; ".join(told) or verdict.said[:LONGEST]
+    named_findings = [] if verdict.what == GROUP_BREAKAGE else verdict.evidence[:MAX_NAMED_FINDINGS]
+    texts = [f"{item.what} {item.column}".strip() + f": {item.measure} {item.value:.3g}" for item in named_findings]
+    return "; ".join(texts) or verdict.said[:MAX_TEXT_CHARS]
 
 
-def gone(old: Machine, new: Machine) -> list[Episode]:
+def list_ended_episodes(old: WatchMachine, new: WatchMachine) -> list[AlarmEpisode]:
     """Troubles that came to their end between the two."""
-    known = {one.cause for one in old.episodes if one.open}
-    return [one for one in new.episodes if not one.open and one.cause in known]
+    open_causes = {episode.cause for episode in old.episodes if episode.open}
+    return [episode for episode in new.episodes if not episode.open and episode.cause in open_causes]
 
 
-def of_cause(tx: Reader, watch: Record, cause: str) -> Record | None:
+def find_by_cause(tx: LedgerReader, watch: LedgerRecord, cause: str) -> LedgerRecord | None:
     """The incident of a cause."""
-    found = tx.find(INCIDENT, project=watch.key.project, terms={"key": cause}, limit=1).records
-    return found[0] if found else None
+    records = tx.find(INCIDENT_KIND, project=watch.key.project, terms={"key": cause}, limit=1).records
+    return records[0] if records else None
 
 
-def open_of(tx: Reader, watch: Record) -> tuple[Ref, ...]:
+def list_open(tx: LedgerReader, watch: LedgerRecord) -> tuple[Ref, ...]:
     """Incidents of a watch that are not resolved, newest first."""
     terms = {"watch": str(watch.body["id"]), "live": "1"}
-    page = tx.find(INCIDENT, project=watch.key.project, terms=terms, newest=True, limit=MOST_PAGE)
-    return tuple(one.ref.bare for one in page.records)
+    page = tx.find(INCIDENT_KIND, project=watch.key.project, terms=terms, newest_first=True, limit=MAX_PAGE)
+    return tuple(record.ref.bare for record in page.records)
 
 
-def incident_in(record: Record) -> Incident:
+def read_incident(record: LedgerRecord) -> Incident:
     """An incident as people see it."""
     body = {name: value for name, value in record.body.items() if name not in ("key", "watch")}
-    made: Incident = from_plain(Incident, {**body, "ref": str(record.ref.bare)})
-    return made
+    parsed: Incident = from_plain(Incident, {**body, "ref": str(record.ref.bare)})
+    return parsed
 
 
-def _put(tx: Writer, old: Record | None, made: Incident, cause: str, watch: Record | None = None) -> Record:
+def _put_incident(
+    tx: LedgerWriter, old: LedgerRecord | None, incident: Incident, cause: str, watch: LedgerRecord | None = None
+) -> LedgerRecord:
     id_ = str(watch.body["id"]) if watch is not None else str(old.body["watch"]) if old is not None else ""
-    body: dict[str, Any] = {**to_plain(made), "key": cause, "watch": id_}
-    live = "0" if made.state == RESOLVED else "1"
-    terms = {"watch": id_, "key": cause, "state": made.state, "live": live}
+    body: dict[str, Any] = {**to_plain(incident), "key": cause, "watch": id_}
+    live_term = "0" if incident.state == INCIDENT_RESOLVED else "1"
+    terms = {"watch": id_, "key": cause, "state": incident.state, "live": live_term}
     if old is not None:
         return tx.put(old.key, body, rev=old.rev, terms=terms)
     label, zone = (watch.label, watch.zone) if watch is not None else (None, "")
-    return tx.put(made.ref, body, label=label, zone=zone, terms=terms)
+    return tx.put(incident.ref, body, label=label, zone=zone, terms=terms)
 
 
-def _need(tx: Reader, incident: Ref) -> Record:
-    if incident.kind != INCIDENT:
+def _require_incident(tx: LedgerReader, incident: Ref) -> LedgerRecord:
+    if incident.kind != INCIDENT_KIND:
         raise Invalid(f"{incident} names no incident", "for example incident:fraud/score-3", incident)
     return tx.need(incident.bare)

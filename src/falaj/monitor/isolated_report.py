@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from falaj.content.isolated_parser import answer_question, parse_isolated
-from falaj.monitor.records import Figures
+from falaj.content.isolated_parser import answer_request, parse_isolated
+from falaj.monitor.records import ReportFigures
 from falaj.store.codec import from_plain, to_plain
 
 
@@ -21,31 +21,33 @@ class ReportQuestion:
     label: str
 
 
-def compare_isolated(reference: Path, current: Path, title: str, segment: str, label: str) -> Figures:
+def compare_isolated(reference: Path, current: Path, title: str, segment: str, label: str) -> ReportFigures:
     """Return the figures of `current` against `reference`."""
     question = ReportQuestion(str(reference.absolute()), str(current.absolute()), title, segment, label)
     plain = parse_isolated(__name__, question, dict[str, Any], [question.reference, question.current])
-    figures: Figures = from_plain(Figures, plain)
+    figures: ReportFigures = from_plain(ReportFigures, plain)
     return figures
 
 
 def main(_arguments: Sequence[str]) -> None:
     """Answer one question; started in a helper process."""
-    answer_question(ReportQuestion, compare_files)
+    answer_request(ReportQuestion, compare_files)
 
 
 def compare_files(question: ReportQuestion) -> Any:
     """The same in this process, which is the helper."""
-    from falaj.drift.records import Rules
-    from falaj.drift.table import Roles, compare_tables, profile_table, tally_table
-    from falaj.monitor.drawing import drawn
-    from falaj.monitor.findings import apart, bounded
+    from falaj.drift.records import DriftRules
+    from falaj.drift.table_comparison import ColumnRoles, compare_tables, profile_table, tally_table
+    from falaj.monitor.column_drawing import draw_columns
+    from falaj.monitor.window_findings import check_samples, limit_findings
 
-    roles = Roles(label=question.label, segment=question.segment)
+    roles = ColumnRoles(label=question.label, segment=question.segment)
     profile = profile_table(question.reference, roles, source=question.title[:200])
-    tally, found = compare_tables(profile, question.current)
-    findings = bounded([*found, *apart(tally, tally_table(profile, question.reference), Rules())])
-    axes = drawn(profile, tally, findings)
+    tally, all_findings = compare_tables(profile, question.current)
+    findings = limit_findings(
+        [*all_findings, *check_samples(tally, tally_table(profile, question.reference), DriftRules())]
+    )
+    axes = draw_columns(profile, tally, findings)
     return to_plain(
-        Figures(None, 0, question.title, 0.0, 0.0, tally.rows, tally.seen, findings, axes, (), question.segment)
+        ReportFigures(None, 0, question.title, 0.0, 0.0, tally.rows, tally.seen, findings, axes, (), question.segment)
     )

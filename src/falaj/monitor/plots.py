@@ -3,96 +3,117 @@
 from collections.abc import Sequence
 from html import escape
 
-from falaj.catalog.reading import printable
-from falaj.drift.records import NUMBER, ODD
-from falaj.monitor.records import AxisView, Window
+from falaj.catalog.version_reader import to_printable
+from falaj.drift.records import KIND_NUMBER, SPECIAL_BINS
+from falaj.monitor.records import AxisView, MonitorWindow
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_LONGEST = 28
-WIDE, HIGH = 640, 150
+_MAX_NAME_CHARS = 28
+SVG_WIDTH, SVG_HEIGHT = 640, 150
 
 
-def shown(text: str) -> str:
+def escape_text(text: str) -> str:
     """A stranger's text as a page may have it."""
-    return escape(printable(text))
+    return escape(to_printable(text))
 
 
-def spark(values: Sequence[float], most: float = 0.0) -> str:
+def draw_spark(values: Sequence[float], top_value: float = 0.0) -> str:
     """Values as blocks; something is never drawn as nothing."""
-    top = most or max(values, default=0.0) or 1.0
-    return "".join(_BLOCKS[min(8, max(int(value > 0), round(8 * value / top)))] for value in values)
+    largest = top_value or max(values, default=0.0) or 1.0
+    return "".join(_BLOCKS[min(8, max(int(value > 0), round(8 * value / largest)))] for value in values)
 
 
-def histogram(axis: AxisView) -> list[str]:
+def draw_histogram(axis: AxisView) -> list[str]:
     """A column then and now, as lines."""
-    name = printable(axis.name)[:_LONGEST]
-    top = max([*axis.then, *axis.now, 1e-9])
-    if axis.kind == NUMBER:
-        plain = [at for at, one in enumerate(axis.bins) if one not in ODD]
-        ends = f"{axis.bins[0]} … {axis.bins[plain[-1]]}" if plain else ""
-        sides = [spark([side[at] for at in plain], top) for side in (axis.then, axis.now)]
-        odd = ", ".join(
-            f"{one} {axis.now[at]:.1%}" for at, one in enumerate(axis.bins) if one in ODD and axis.now[at] >= 0.0005
+    name = to_printable(axis.name)[:_MAX_NAME_CHARS]
+    largest = max([*axis.then, *axis.now, 1e-9])
+    if axis.kind == KIND_NUMBER:
+        plain_bins = [bin_number for bin_number, bin_name in enumerate(axis.bins) if bin_name not in SPECIAL_BINS]
+        ends = f"{axis.bins[0]} … {axis.bins[plain_bins[-1]]}" if plain_bins else ""
+        spark_lines = [
+            draw_spark([side_shares[bin_number] for bin_number in plain_bins], largest)
+            for side_shares in (axis.then, axis.now)
+        ]
+        special_text = ", ".join(
+            f"{bin_name} {axis.now[bin_number]:.1%}"
+            for bin_number, bin_name in enumerate(axis.bins)
+            if bin_name in SPECIAL_BINS and axis.now[bin_number] >= 0.0005
         )
-        return [f"{name}  ({ends})", f"  then {sides[0]}", f"  now  {sides[1]}{f'  {odd}' if odd else ''}"]
+        return [
+            f"{name}  ({ends})",
+            f"  then {spark_lines[0]}",
+            f"  now  {spark_lines[1]}{f'  {special_text}' if special_text else ''}",
+        ]
     lines = [name]
-    for value, then, now in zip(axis.bins, axis.then, axis.now, strict=True):
-        if then or now:
-            word = printable(value)[:_LONGEST]
+    for value, reference_share, current_share in zip(axis.bins, axis.then, axis.now, strict=True):
+        if reference_share or current_share:
+            value_text = to_printable(value)[:_MAX_NAME_CHARS]
             lines.append(
-                f"  {word:<{_LONGEST}} then {then:6.1%} {_bar(then, top)} now {now:6.1%} {_bar(now, top)}".rstrip()
+                f"  {value_text:<{_MAX_NAME_CHARS}} then {reference_share:6.1%} {_draw_bar(reference_share, largest)} "
+                f"now {current_share:6.1%} {_draw_bar(current_share, largest)}".rstrip()
             )
     return lines
 
 
-def timeline(windows: Sequence[Window]) -> list[str]:
+def draw_timeline(windows: Sequence[MonitorWindow]) -> list[str]:
     """Windows in the order of time: how much came, and under it where there were alarms."""
     if not windows:
         return []
-    lines = [f"  rows   {spark([one.rows or one.requests for one in windows])}"]
-    marks = "".join("!" if one.alarms else "·" for one in windows)
-    return [*lines, f"  alarms {marks}"]
+    lines = [f"  rows   {draw_spark([window.rows or window.requests for window in windows])}"]
+    alarm_marks = "".join("!" if window.alarms else "·" for window in windows)
+    return [*lines, f"  alarms {alarm_marks}"]
 
 
-def svg_histogram(axis: AxisView) -> str:
+def render_svg_histogram(axis: AxisView) -> str:
     """Two bars for each bin: pale then, strong now."""
-    top, count = max([*axis.then, *axis.now, 1e-9]), max(1, len(axis.bins))
-    wide, floor = WIDE / count, HIGH - 18
-    drawn = []
-    for at, (name, then, now) in enumerate(zip(axis.bins, axis.then, axis.now, strict=True)):
-        title = f"<title>{shown(name)}: then {then:.2%}, now {now:.2%}</title>"
-        for side, (value, kind) in enumerate(((then, "then"), (now, "now"))):
-            high = (floor - 6) * value / top
-            x = at * wide + 1 + side * (wide - 2) / 2
-            drawn.append(
-                f'<rect class="{kind}" x="{x:.1f}" y="{floor - high:.1f}" width="{max(0.5, (wide - 3) / 2):.1f}" '
-                f'height="{high:.1f}">{title}</rect>'
+    largest, count = max([*axis.then, *axis.now, 1e-9]), max(1, len(axis.bins))
+    bar_width, base_line = SVG_WIDTH / count, SVG_HEIGHT - 18
+    rects = []
+    for bin_number, (name, reference_share, current_share) in enumerate(
+        zip(axis.bins, axis.then, axis.now, strict=True)
+    ):
+        title = f"<title>{escape_text(name)}: then {reference_share:.2%}, now {current_share:.2%}</title>"
+        for side, (value, css_class) in enumerate(((reference_share, "then"), (current_share, "now"))):
+            bar_height = (base_line - 6) * value / largest
+            x = bin_number * bar_width + 1 + side * (bar_width - 2) / 2
+            rects.append(
+                f'<rect class="{css_class}" x="{x:.1f}" y="{base_line - bar_height:.1f}" '
+                f'width="{max(0.5, (bar_width - 3) / 2):.1f}" '
+                f'height="{bar_height:.1f}">{title}</rect>'
             )
-    drawn += [
-        f'<text x="{at * wide + 1:.1f}" y="{HIGH - 4}">{shown(axis.bins[at][:12])}</text>'
-        for at in range(0, len(axis.bins), max(1, count // 8))
+    rects += [
+        f'<text x="{bin_number * bar_width + 1:.1f}" '
+        f'y="{SVG_HEIGHT - 4}">{escape_text(axis.bins[bin_number][:12])}</text>'
+        for bin_number in range(0, len(axis.bins), max(1, count // 8))
     ]
-    return _svg(drawn, f"{axis.name} then and now")
+    return _wrap_svg(rects, f"{axis.name} then and now")
 
 
-def svg_timeline(windows: Sequence[Window]) -> str:
+def render_svg_timeline(windows: Sequence[MonitorWindow]) -> str:
     """A bar for each window; those with alarms stand out."""
-    top, wide = max([*(one.rows or one.requests for one in windows), 1]), WIDE / max(1, len(windows))
-    drawn = []
-    for at, one in enumerate(windows):
-        high = (HIGH - 24) * (one.rows or one.requests) / top
-        kind = "alarm" if one.alarms else "now"
-        said = shown(f"{one.rows:,} rows, {one.alarms} alarms, {one.state}")
-        drawn.append(
-            f'<rect class="{kind}" x="{at * wide:.1f}" y="{HIGH - high:.1f}" width="{max(0.5, wide - 1):.1f}" '
-            f'height="{high:.1f}"><title>{said}</title></rect>'
+    largest, bar_width = (
+        max([*(window.rows or window.requests for window in windows), 1]),
+        SVG_WIDTH / max(1, len(windows)),
+    )
+    rects = []
+    for position, window in enumerate(windows):
+        bar_height = (SVG_HEIGHT - 24) * (window.rows or window.requests) / largest
+        css_class = "alarm" if window.alarms else "now"
+        title_text = escape_text(f"{window.rows:,} rows, {window.alarms} alarms, {window.state}")
+        rects.append(
+            f'<rect class="{css_class}" x="{position * bar_width:.1f}" '
+            f'y="{SVG_HEIGHT - bar_height:.1f}" width="{max(0.5, bar_width - 1):.1f}" '
+            f'height="{bar_height:.1f}"><title>{title_text}</title></rect>'
         )
-    return _svg(drawn, "windows in the order of time")
+    return _wrap_svg(rects, "windows in the order of time")
 
 
-def _bar(share: float, top: float, wide: int = 16) -> str:
-    return ("█" * max(int(share > 0), round(wide * share / top))).ljust(wide)
+def _draw_bar(share: float, largest: float, width: int = 16) -> str:
+    return ("█" * max(int(share > 0), round(width * share / largest))).ljust(width)
 
 
-def _svg(drawn: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{shown(label)}">{"".join(drawn)}</svg>'
+def _wrap_svg(elements: Sequence[str], label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {SVG_WIDTH} {SVG_HEIGHT}" role="img" '
+        f'aria-label="{escape_text(label)}">{"".join(elements)}</svg>'
+    )

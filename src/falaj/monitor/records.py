@@ -6,17 +6,23 @@ from typing import ClassVar
 
 from falaj.core.data import dataclass
 from falaj.core.ref import Ref
-from falaj.drift.records import Finding, Rules
+from falaj.drift.records import DriftFinding, DriftRules
 
-OK, SUSPECT, CONFIRMED, ACTING, COOLING, FROZEN, PAUSED = (
-    "ok", "suspect", "confirmed", "acting", "cooling", "frozen", "paused",
-)  # fmt: skip
-RETRAIN, ROLLBACK, ALERT = "retrain", "rollback", "alert"
-OPEN, ACKNOWLEDGED, RESOLVED = "open", "acknowledged", "resolved"
+STATE_OK, STATE_SUSPECT, STATE_CONFIRMED, STATE_ACTING, STATE_COOLING, STATE_FROZEN, STATE_PAUSED = (
+    "ok",
+    "suspect",
+    "confirmed",
+    "acting",
+    "cooling",
+    "frozen",
+    "paused",
+)
+ACTION_RETRAIN, ACTION_ROLLBACK, ACTION_ALERT = "retrain", "rollback", "alert"
+INCIDENT_OPEN, INCIDENT_ACKNOWLEDGED, INCIDENT_RESOLVED = "open", "acknowledged", "resolved"
 
 
 @dataclass(frozen=True, slots=True)
-class Acting:
+class ActionPlan:
     """What follows from a verdict. Nothing, when nothing is said: people are told."""
 
     STRUCTURE: ClassVar = ("retrain", "rollback", "cool_s", "most_a_day", "approval")
@@ -43,7 +49,7 @@ class WatchPlan:
 
     every_s: float = 3600.0
     """How long a window is. Windows of too few rows grow until they have enough."""
-    rules: Rules = field(default_factory=Rules)
+    rules: DriftRules = field(default_factory=DriftRules)
     segment: str = ""
     """A column whose values are looked at each by itself (and for fairness)."""
     target: str = ""
@@ -54,26 +60,39 @@ class WatchPlan:
     latency_ms: float = 0.0
     errors: float = 0.02
     """The 95th percentile and the share of failures that are too much; 0: not looked at."""
-    acting: Acting = Acting()
+    acting: ActionPlan = ActionPlan()
 
     @property
     def brief(self) -> str:
         """As people say it."""
         acting = self.acting
-        does = [f"retrains by {acting.retrain}"] if acting.retrain else []
-        does += ["goes back from a broken revision"] if acting.rollback else []
-        apart = f", by {self.segment}" if self.segment else ""
-        return f"looks every {self.every_s:g} s{apart}; {' and '.join(does) or 'tells people, and does nothing else'}"
+        action_texts = [f"retrains by {acting.retrain}"] if acting.retrain else []
+        action_texts += ["goes back from a broken revision"] if acting.rollback else []
+        segment_text = f", by {self.segment}" if self.segment else ""
+        return (
+            f"looks every {self.every_s:g} s{segment_text}; "
+            f"{' and '.join(action_texts) or 'tells people, and does nothing else'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MonitorWindow:
     """What was found in one stretch of time."""
 
     STRUCTURE: ClassVar = (
-        "since", "until", "revision", "rows", "findings", "state", "requests", "cost", "number", "errors", "p95_ms",
+        "since",
+        "until",
+        "revision",
+        "rows",
+        "findings",
+        "state",
+        "requests",
+        "cost",
+        "number",
+        "errors",
+        "p95_ms",
         "labels",
-    )  # fmt: skip
+    )
     MARKER: ClassVar = "note"
     COLUMNS: ClassVar[tuple[str, ...]] = ("since", "until", "revision", "rows", "alarms", "state")
 
@@ -81,8 +100,8 @@ class Window:
     until: float
     revision: int
     rows: int
-    findings: tuple[Finding, ...]
-    state: str = OK
+    findings: tuple[DriftFinding, ...]
+    state: str = STATE_OK
     """Of the watch after this window."""
     requests: int = 0
     cost: float = 0.0
@@ -99,16 +118,16 @@ class Window:
     @property
     def alarms(self) -> int:
         """How many findings are alarms."""
-        return sum(one.alarm for one in self.findings)
+        return sum(finding.alarm for finding in self.findings)
 
     @property
     def brief(self) -> str:
         """As people say it."""
-        said = [one.said for one in self.findings if one.alarm]
-        more = f" and {len(said) - 3} more" if len(said) > 3 else ""
-        found = "; ".join(said[:3]) + more if said else "no alarm"
-        rest = f" ({self.note})" if self.note else ""
-        return f"revision {self.revision}, {self.until - self.since:g} s, {self.rows:,} rows: {found}{rest}"
+        alarm_texts = [finding.said for finding in self.findings if finding.alarm]
+        more_text = f" and {len(alarm_texts) - 3} more" if len(alarm_texts) > 3 else ""
+        summary = "; ".join(alarm_texts[:3]) + more_text if alarm_texts else "no alarm"
+        note_text = f" ({self.note})" if self.note else ""
+        return f"revision {self.revision}, {self.until - self.since:g} s, {self.rows:,} rows: {summary}{note_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +135,18 @@ class Incident:
     """A finding that lasted, as people work on it."""
 
     STRUCTURE: ClassVar = (
-        "ref", "endpoint", "state", "what", "since", "opened_at", "findings", "acknowledged_by", "acknowledged_at",
-        "resolved_by", "resolved_at",
-    )  # fmt: skip
+        "ref",
+        "endpoint",
+        "state",
+        "what",
+        "since",
+        "opened_at",
+        "findings",
+        "acknowledged_by",
+        "acknowledged_at",
+        "resolved_by",
+        "resolved_at",
+    )
     MARKER: ClassVar = "said"
     COLUMNS: ClassVar[tuple[str, ...]] = ("ref", "state", "what", "since", "said")
 
@@ -131,7 +159,7 @@ class Incident:
     since: float
     """When it began, as the windows tell."""
     opened_at: float
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DriftFinding, ...] = ()
     acknowledged_by: str = ""
     acknowledged_at: float = 0.0
     resolved_by: str = ""
@@ -143,12 +171,22 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class WatchVerdict:
     """What was decided, on what evidence, and what came of it."""
 
     STRUCTURE: ClassVar = (
-        "id", "at", "action", "cause", "state", "evidence", "flow", "what", "since", "revision", "run",
-    )  # fmt: skip
+        "id",
+        "at",
+        "action",
+        "cause",
+        "state",
+        "evidence",
+        "flow",
+        "what",
+        "since",
+        "revision",
+        "run",
+    )
     MARKER: ClassVar = "said"
     COLUMNS: ClassVar[tuple[str, ...]] = ("at", "action", "cause", "state", "said")
 
@@ -161,7 +199,7 @@ class Verdict:
     said: str
     state: str
     """proposed, waiting (for a person), begun, done, failed, refused."""
-    evidence: tuple[Finding, ...] = ()
+    evidence: tuple[DriftFinding, ...] = ()
     flow: str = ""
     outcome: str = ""
     what: str = ""
@@ -190,8 +228,8 @@ class WatchView:
     """Where the reference comes from."""
     windows: int
     alarms: int
-    last: Window | None
-    verdicts: tuple[Verdict, ...] = ()
+    last: MonitorWindow | None
+    verdicts: tuple[WatchVerdict, ...] = ()
     incidents: tuple[Ref, ...] = ()
     note: str = ""
     paused: str = ""
@@ -206,7 +244,7 @@ class WindowPage:
 
     STRUCTURE: ClassVar = ("windows", "next")
 
-    windows: tuple[Window, ...]
+    windows: tuple[MonitorWindow, ...]
     next: str = ""
 
 
@@ -226,7 +264,7 @@ class AxisView:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ReportFigures:
     """What came in some time against the reference: everything that a report shows."""
 
     ref: Ref | None
@@ -237,15 +275,15 @@ class Figures:
     rows: int
     seen: int
     """Rows that came; some are left out where counting all of them would cost too much."""
-    findings: tuple[Finding, ...]
+    findings: tuple[DriftFinding, ...]
     axes: tuple[AxisView, ...]
-    windows: tuple[Window, ...] = ()
+    windows: tuple[MonitorWindow, ...] = ()
     segment: str = ""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
+class ChallengeResult:
     """A shadow beside the champion, on the same requests. Losses are between 0 and 1, and less is better."""
 
     ref: Ref

@@ -1,8 +1,8 @@
 """The desk of watches: one class, written in the parts it inherits."""
 
-from falaj.monitor.policies import Policies
-from falaj.monitor.reports import Reports
+from falaj.monitor.policy_operations import PolicyOperations
+from falaj.monitor.report_operations import ReportOperations
 
 
-class Monitor(Policies, Reports):
+class MonitorService(PolicyOperations, ReportOperations):
     """Watches: how deployed models do, against how they did when they were made."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from falaj.core.errors import Invalid
-from falaj.oip.tensors import SMALL_BYTES, Ask, Given, pack
+from falaj.oip.tensors import MAX_COPIED_BYTES, InferenceRequest, InputTensor, pack_numbers
 
 Wanted = bool | dict[str, bool]
 """Which outputs are wanted as bytes: all, none, or by name."""
@@ -49,27 +49,27 @@ class Known:
 
     __slots__ = ("inputs", "outputs", "rows", "size", "wanted")
 
-    def __init__(self, size: int, ask: Ask, wanted: Wanted) -> None:
+    def __init__(self, size: int, ask: InferenceRequest, wanted: Wanted) -> None:
         self.size, self.outputs, self.wanted = size, ask.outputs, wanted
         self.inputs = [(one.name, one.datatype, one.shape, len(one.data)) for one in ask.inputs]
         self.rows = rows_of([one.shape for one in ask.inputs])
 
-    def again(self, model: str, version: str, tail: "bytes | memoryview") -> tuple[Ask, Wanted]:
+    def again(self, model: str, version: str, tail: "bytes | memoryview") -> tuple[InferenceRequest, Wanted]:
         """The request that it makes with these bytes."""
         made, at = [], 0
         for name, datatype, shape, size in self.inputs:
-            made.append(Given(name, datatype, shape, tail[at : at + size]))
+            made.append(InputTensor(name, datatype, shape, tail[at : at + size]))
             at += size
-        ask = Ask(model, version, made)
+        ask = InferenceRequest(model, version, made)
         ask.outputs = self.outputs
         return ask, self.wanted
 
-    def joined(self, tails: Tails) -> list[Given]:
+    def joined(self, tails: Tails) -> list[InputTensor]:
         """The inputs of as many requests, as those of one."""
         made, num, at = [], len(tails), 0
         for name, datatype, shape, size in self.inputs:
             parts = tails if size == self.size else [tail[at : at + size] for tail in tails]
-            made.append(Given(name, datatype, (shape[0] * num, *shape[1:]), b"".join(parts)))
+            made.append(InputTensor(name, datatype, (shape[0] * num, *shape[1:]), b"".join(parts)))
             at += size
         return made
 
@@ -79,23 +79,23 @@ class Listed:
 
     __slots__ = ("_datatype", "_name", "_read", "_shape", "begin", "commas", "outputs", "rows", "wanted")
 
-    def __init__(self, begin: int, commas: int, ask: Ask, wanted: Wanted) -> None:
+    def __init__(self, begin: int, commas: int, ask: InferenceRequest, wanted: Wanted) -> None:
         self.begin, self.commas, self.outputs, self.wanted = begin, commas, ask.outputs, wanted
         (one,) = ask.inputs
         self._name, self._datatype, self._shape = one.name, one.datatype, one.shape
         self._read = reader(one.datatype, 1)
         self.rows = rows_of([one.shape])
 
-    def again(self, model: str, version: str, part: bytes) -> tuple[Ask, Wanted] | None:
+    def again(self, model: str, version: str, part: bytes) -> tuple[InferenceRequest, Wanted] | None:
         """The request that it makes with these numbers; None where they are none."""
         made = self.joined((part,))
         if made is None:
             return None
-        ask = Ask(model, version, made)
+        ask = InferenceRequest(model, version, made)
         ask.outputs = self.outputs
         return ask, self.wanted
 
-    def joined(self, parts: Sequence[bytes]) -> list[Given] | None:
+    def joined(self, parts: Sequence[bytes]) -> list[InputTensor] | None:
         """The inputs of as many requests, as those of one; None where one of them holds something else than such
         numbers. Commas part numbers and nothing else, and each has as many: so nobody gets a number of another's."""
         num = len(parts)
@@ -103,11 +103,11 @@ class Listed:
             values = self._read(b"[%b]" % b",".join(parts))
             if len(values) != num * (self.commas + 1):
                 return None
-            data = pack(self._name, self._datatype, values)
+            data = pack_numbers(self._name, self._datatype, values)
         except (msgspec.MsgspecError, ValueError, RecursionError, Invalid):
             return None
         shape = (self._shape[0] * num, *self._shape[1:]) if num > 1 else self._shape
-        return [Given(self._name, self._datatype, shape, data)]
+        return [InputTensor(self._name, self._datatype, shape, data)]
 
 
 _KNOWN: dict[bytes, Known] = {}
@@ -119,7 +119,7 @@ def known(body: bytes, json_bytes: int) -> "tuple[Known, bytes | memoryview] | N
     found = _KNOWN.get(body[:json_bytes])
     if found is None or found.size != len(body) - json_bytes:
         return None
-    return found, body[json_bytes:] if len(body) < SMALL_BYTES else memoryview(body)[json_bytes:]
+    return found, body[json_bytes:] if len(body) < MAX_COPIED_BYTES else memoryview(body)[json_bytes:]
 
 
 def listed(body: bytes) -> tuple[Listed, bytes] | None:
@@ -138,7 +138,7 @@ def of_header(head: bytes, tail: "bytes | memoryview") -> Known | None:
     return found if found is not None and found.size == len(tail) else None
 
 
-def remember(head: bytes, size: int, ask: Ask, wanted: Wanted) -> None:
+def remember(head: bytes, size: int, ask: InferenceRequest, wanted: Wanted) -> None:
     """Keep what a header means, where only the bytes behind it can differ the next time."""
     if len(head) > _LONGEST_KNOWN or sum(len(one.data) for one in ask.inputs) != size:
         return
@@ -149,9 +149,9 @@ def remember(head: bytes, size: int, ask: Ask, wanted: Wanted) -> None:
     _KNOWN[head] = Known(size, ask, wanted)
 
 
-def remember_list(body: bytes, ask: Ask, wanted: Wanted, data_of: Callable[[bytes], bytes]) -> None:
-    """Keep what stands around the numbers of a request, where only they can differ the next time. `data_of` gives the
-    data of the one input of a body, as text."""
+def remember_list(body: bytes, ask: InferenceRequest, wanted: Wanted, data_of: Callable[[bytes], bytes]) -> None:
+    """Keep what stands around the numbers of a request, where only they can differ the next time. `find_training_data`
+    gives the data of the one input of a body, as text."""
     begin, end = _numbers(body)
     before, behind, commas = body[:begin], body[end:], body.count(b",", begin, end)
     (one,) = ask.inputs

@@ -10,16 +10,16 @@ from itertools import accumulate, chain, pairwise
 from struct import Struct
 from typing import Any
 
-from falaj.core.errors import Corrupt
-from falaj.oip import frames as f
-from falaj.oip.calls import NO_HEADERS, Call, Reply
+from falaj.core.errors import CorruptData
+from falaj.oip import upstream_frames as f
+from falaj.oip.handler_calls import NO_HEADERS, HttpCall, HttpReply
 
 FEW, MOST, MOST_BODY = 8, 1024, 16 << 10
 """Fewer go each in a frame of its own, which costs less; so many in one frame; and bytes of a body that goes in one:
 what is larger costs so much that it may as well go by itself."""
-Asked = tuple[f.Stub, int, bytes, bytes]
+Asked = tuple[f.RequestTemplate, int, bytes, bytes]
 """What requests with one head share, and of one of them the stream, the name and the body."""
-_SHORT = Corrupt("a frame of several is shorter or longer than it says", "this is a fault of the sender")
+_SHORT = CorruptData("a frame of several is shorter or longer than it says", "this is a fault of the sender")
 _ASK, _SHARED, _REPLY = Struct("<HB"), Struct("<BHH"), Struct("<HHIB")
 _WORD = 4
 
@@ -35,10 +35,10 @@ class Lot:
         self.names: Sequence[bytes] = ()
         self.bodies: Sequence[bytes] = ()
 
-    def calls(self) -> Iterator[tuple[int, Call]]:
+    def calls(self) -> Iterator[tuple[int, HttpCall]]:
         """Each by itself, and its stream."""
         for stream, name, body in zip(self.streams, self.names, self.bodies, strict=True):
-            yield stream, Call(self.method, self.path, self.headers, body, trusted=True, name=name)
+            yield stream, HttpCall(self.method, self.path, self.headers, body, trusted=True, name=name)
 
 
 class Told:
@@ -49,13 +49,13 @@ class Told:
     def __init__(self, status: int, json_bytes: int, kind: bytes, bodies: Sequence[bytes]) -> None:
         self.status, self.json_bytes, self.kind, self.bodies = status, json_bytes, kind, bodies
 
-    def reply(self, place: int) -> Reply:
+    def reply(self, place: int) -> HttpReply:
         """One of them."""
-        return Reply(self.status, (self.bodies[place],), self.kind, self.json_bytes)
+        return HttpReply(self.status, (self.bodies[place],), self.kind, self.json_bytes)
 
-    def largest(self) -> Reply:
+    def largest(self) -> HttpReply:
         """The one with the longest body."""
-        return Reply(self.status, (max(self.bodies, key=len, default=b""),), self.kind, self.json_bytes)
+        return HttpReply(self.status, (max(self.bodies, key=len, default=b""),), self.kind, self.json_bytes)
 
     def part(self, places: Sequence[int]) -> "Told":
         """Some of them."""
@@ -79,7 +79,13 @@ def ask_lots(asked: Sequence[Asked]) -> Iterator[bytes]:
 def _ask_lot(shared: bytes, asked: Sequence[Asked]) -> Iterator[bytes]:
     if len(asked) < FEW:
         for stub, stream, name, body in asked:
-            yield from (f.head(stub.size + len(body), f.ASK_REST, stream), stub.begin, name, stub.end, body)
+            yield from (
+                f.pack_frame_head(stub.size + len(body), f.HTTP_REQUEST, stream),
+                stub.begin,
+                name,
+                stub.end,
+                body,
+            )
         return
     _, streams, names, bodies = zip(*asked, strict=True)
     yield from ask_lot(shared, streams, names, bodies)
@@ -92,7 +98,7 @@ def ask_lot(
     columns = _columns(streams, bodies)
     about = _ASK.pack(len(names), len(names[0])) + shared
     size = len(about) + len(columns) + len(names[0]) * len(names) + sum(map(len, bodies))
-    return f.head(size, f.ASK_LOT, 0), about, columns, *names, *bodies
+    return f.pack_frame_head(size, f.HTTP_REQUEST_GROUP, 0), about, columns, *names, *bodies
 
 
 def read_ask_lot(data: bytes) -> Lot:
@@ -112,18 +118,18 @@ def read_ask_lot(data: bytes) -> Lot:
     lot.names = [data[one : one + name] for one in range(begin, at, name)] if name else [b""] * num
     lot.bodies = _cut(data, at, sizes)
     if len(set(lot.streams)) != num:
-        raise Corrupt("a stream is there twice", "this is a fault of the sender")
+        raise CorruptData("a stream is there twice", "this is a fault of the sender")
     return lot
 
 
-def fits(reply: Reply) -> bool:
+def fits(reply: HttpReply) -> bool:
     """Whether an answer may go with others."""
     return not reply.headers and sum(map(len, reply.parts)) <= MOST_BODY
 
 
-def reply_lots(told: Sequence[tuple[int, Reply]]) -> Iterator[bytes]:
+def reply_lots(told: Sequence[tuple[int, HttpReply]]) -> Iterator[bytes]:
     """The pieces of frames that hold these answers, to the streams."""
-    by: dict[tuple[int, int, bytes], list[tuple[int, Reply]]] = {}
+    by: dict[tuple[int, int, bytes], list[tuple[int, HttpReply]]] = {}
     for one in told:
         reply = one[1]
         by.setdefault((reply.status, reply.json_bytes, reply.kind), []).append(one)
@@ -132,10 +138,10 @@ def reply_lots(told: Sequence[tuple[int, Reply]]) -> Iterator[bytes]:
             yield from _reply_lot(*alike, whole[at : at + MOST])
 
 
-def _reply_lot(status: int, json_bytes: int, kind: bytes, told: Sequence[tuple[int, Reply]]) -> Iterator[bytes]:
+def _reply_lot(status: int, json_bytes: int, kind: bytes, told: Sequence[tuple[int, HttpReply]]) -> Iterator[bytes]:
     if len(told) < FEW:
         for stream, reply in told:
-            yield from f.reply_rest(reply, stream)
+            yield from f.encode_http_reply(reply, stream)
         return
     parts = list(chain.from_iterable([reply.parts for _, reply in told]))
     bodies = parts if len(parts) == len(told) else [b"".join(reply.parts) for _, reply in told]
@@ -146,7 +152,12 @@ def reply_lot(streams: Sequence[int], told: Told) -> tuple[bytes, ...]:
     """The pieces of one frame that holds these answers."""
     bodies, columns = told.bodies, _columns(streams, told.bodies)
     about = _REPLY.pack(len(bodies), told.status, told.json_bytes, len(told.kind)) + told.kind
-    return f.head(len(about) + len(columns) + sum(map(len, bodies)), f.REPLY_LOT, 0), about, columns, *bodies
+    return (
+        f.pack_frame_head(len(about) + len(columns) + sum(map(len, bodies)), f.HTTP_REPLY_GROUP, 0),
+        about,
+        columns,
+        *bodies,
+    )
 
 
 def read_reply_lot(data: bytes) -> tuple[Sequence[int], Told]:

@@ -5,9 +5,9 @@ import signal
 import sys
 from pathlib import Path
 
-from falaj.optimize.graphs import Session, made_up
+from falaj.optimize.onnx_files import OnnxSession, make_inputs
 
-_LONG_S = 300
+_TIMEOUT_S = 300
 
 
 def main(arguments: list[str]) -> int:
@@ -18,9 +18,9 @@ def main(arguments: list[str]) -> int:
     for batch, file in zip(pairs[::2], pairs[1::2], strict=True):
         child = os.fork()
         if not child:
-            signal.alarm(_LONG_S)
+            signal.alarm(_TIMEOUT_S)
             try:
-                _say(Path(file), int(batch), int(threads), aim)
+                _report_footprint(Path(file), int(batch), int(threads), aim)
                 os._exit(0)
             finally:
                 os._exit(1)  # a fork never ends as its parent would: threads that it does not have are waited for
@@ -30,19 +30,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _say(file: Path, batch: int, threads: int, aim: str) -> None:
+def _report_footprint(file: Path, batch: int, threads: int, aim: str) -> None:
     """Run one row and one batch, and say how much more was held at the most than before."""
-    before, code = _held("VmRSS"), _held("RssFile")
-    session = Session(file, threads=threads, aim=aim)
-    fixed = session.inputs[0].shape[0]
-    for rows in (1, batch) if fixed < 0 else (fixed,):
-        session.run(made_up(session.inputs, rows, 1, {}))
+    resident_before, file_bytes_before = _read_memory("VmRSS"), _read_memory("RssFile")
+    session = OnnxSession(file, threads=threads, aim=aim)
+    batch_size = session.inputs[0].shape[0]
+    for rows in (1, batch) if batch_size < 0 else (batch_size,):
+        session.run(make_inputs(session.inputs, rows, 1, {}))
     # Pages of the runtime's own files come back only as they are used after a fork: they are not the model's.
-    sys.stdout.write(f"{max(0, _held('VmHWM') - before - (_held('RssFile') - code))}\n")
+    sys.stdout.write(
+        f"{max(0, _read_memory('VmHWM') - resident_before - (_read_memory('RssFile') - file_bytes_before))}\n"
+    )
     sys.stdout.flush()
 
 
-def _held(name: str) -> int:
+def _read_memory(name: str) -> int:
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024

@@ -9,13 +9,13 @@ from falaj.core.errors import Invalid
 AIMS = ("cpu", "any-cpu", "cuda")
 """cpu: this machine's. any-cpu: also those without VNNI, where weights of 8 bits saturate."""
 METHODS = ("fuse", "int8-dynamic", "int8-static", "fp16", "bf16", "sparse", "prune", "distil")
-KEPT, REFUSED, SKIPPED, FAILED = "within bound", "refused", "skipped", "failed"
-BEFORE = "as it is"
-EXPORT = "export"
+WITHIN_BOUND, REFUSED, SKIPPED, FAILED = "within bound", "refused", "skipped", "failed"
+ORIGINAL_NAME = "as it is"
+EXPORT_NAME = "export"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OptimizePlan:
     """One optimisation. Folders are of the machine it runs on."""
 
     model: str
@@ -50,7 +50,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class VariantResult:
     """One variant. Times are of one thread, sizes are in bytes; 0 where nothing was measured."""
 
     name: str
@@ -79,32 +79,38 @@ class Tried:
     sha256: str = ""
 
 
-def plan_of(found: Any) -> Plan:
+def parse_plan(values: Any) -> OptimizePlan:
     """A plan from plain values; Invalid, saying why, for anything else."""
-    if not isinstance(found, Mapping) or not {"model", "out"} <= set(found):
+    if not isinstance(values, Mapping) or not {"model", "out"} <= set(values):
         raise Invalid("that is no plan", '{"model": "FOLDER", "out": "FOLDER", …}')
-    known = {one.name: one for one in fields(Plan)}
-    if unknown := sorted(set(found) - set(known)):
-        raise Invalid(f"a plan has no {unknown[0][:60]!r}", f"it has: {', '.join(known)}")
-    plan = Plan(**{**found, "methods": tuple(found.get("methods") or ())})
-    for name, one in known.items():
-        kind = float if one.type is float else type(one.default) if isinstance(one.default, (str, int)) else object
-        if not isinstance(getattr(plan, name), (int, float) if kind is float else kind):
-            raise Invalid(f"{name} of the plan is no {kind.__name__}", "see docs/optimize.md")
-    _check(plan)
+    plan_fields = {plan_field.name: plan_field for plan_field in fields(OptimizePlan)}
+    if unknown := sorted(set(values) - set(plan_fields)):
+        raise Invalid(f"a plan has no {unknown[0][:60]!r}", f"it has: {', '.join(plan_fields)}")
+    plan = OptimizePlan(**{**values, "methods": tuple(values.get("methods") or ())})
+    for name, plan_field in plan_fields.items():
+        expected_type = (
+            float
+            if plan_field.type is float
+            else type(plan_field.default)
+            if isinstance(plan_field.default, (str, int))
+            else object
+        )
+        if not isinstance(getattr(plan, name), (int, float) if expected_type is float else expected_type):
+            raise Invalid(f"{name} of the plan is no {expected_type.__name__}", "see docs/optimize.md")
+    _check_plan(plan)
     return plan
 
 
-def _check(plan: Plan) -> None:
-    if wrong := sorted(set(plan.methods) - set(METHODS)):
-        raise Invalid(f"there is no method {str(wrong[0])[:40]!r}", f"there are: {', '.join(METHODS)}")
+def _check_plan(plan: OptimizePlan) -> None:
+    if unknown := sorted(set(plan.methods) - set(METHODS)):
+        raise Invalid(f"there is no method {str(unknown[0])[:40]!r}", f"there are: {', '.join(METHODS)}")
     if plan.aim not in AIMS:
         raise Invalid(f"nothing can be optimised for {plan.aim[:40]!r}", f"for one of: {', '.join(AIMS)}")
     for name, low, high in (("max_loss", 0, 1), ("share", 0.01, 0.99), ("width", 0.05, 1)):
         if not low <= getattr(plan, name) <= high:
             raise Invalid(f"{name} is {getattr(plan, name)}", f"from {low} to {high}")
-    for name, most in (("threads", 1024), ("epochs", 100_000), ("rounds", 1000), ("most_rows", 10_000_000)):
-        if not 0 < getattr(plan, name) <= most:
-            raise Invalid(f"{name} is {getattr(plan, name)}", f"from 1 to {most}")
+    for name, highest in (("threads", 1024), ("epochs", 100_000), ("rounds", 1000), ("most_rows", 10_000_000)):
+        if not 0 < getattr(plan, name) <= highest:
+            raise Invalid(f"{name} is {getattr(plan, name)}", f"from 1 to {highest}")
     if plan.target and not (plan.data or plan.evaluate):
         raise Invalid(f"the column {plan.target[:60]!r} is in no data", "name the data, too")

@@ -4,30 +4,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from falaj.core.documents import (
-    Cell,
+    ContactPerson,
     Document,
-    Organisation,
+    IssuingOrganisation,
     Paragraph,
-    Person,
     Section,
-    Signatures,
+    SignatureLines,
     Table,
+    TableCell,
     describe_date,
     describe_day,
 )
 from falaj.core.documents.dates import NO_DATE
 from falaj.govern.officer_notices import OFFICER_ROLE
-from falaj.privacy.document_words import words_in
-from falaj.privacy.records import Assessment
-from falaj.privacy.risks import Risk, rate_risk
+from falaj.privacy.document_words import load_words
+from falaj.privacy.records import ImpactAssessment
+from falaj.privacy.risks import PrivacyRisk, rate_risk
 
-TONES = {"low": "good", "medium": "muted", "high": "warning", "very-high": "bad"}
-_RATINGS = range(1, 6)
+LEVEL_TONES = {"low": "good", "medium": "muted", "high": "warning", "very-high": "bad"}
+_RATING_RANGE = range(1, 6)
 
 
-def build_assessment_document(assessment: Assessment, organisation: Organisation, language: str) -> Document:
+def build_assessment_document(
+    assessment: ImpactAssessment, organisation: IssuingOrganisation, language: str
+) -> Document:
     """Return an assessment as a document, in a translation where there is one."""
-    words, ref, timezone = words_in(language), assessment.ref, organisation.timezone
+    words, ref, timezone = load_words(language), assessment.ref, organisation.timezone
     facts = (
         (words["purpose"], assessment.purpose),
         (words["version"], ref.version),
@@ -46,11 +48,13 @@ def build_assessment_document(assessment: Assessment, organisation: Organisation
         Section(words["description"], (text_of("description"),)),
         Section(words["necessity"], (text_of("necessity"),)),
         Section(words["risk_summary"], (text_of("risks"),)),
-        Section(words["risk_table"], _risks(assessment.matrix, words)),
-        Section(words["risk_matrix"], (_matrix(assessment.matrix, words), Paragraph(words["risk_key"], "muted"))),
+        Section(words["risk_table"], _build_risk_table(assessment.matrix, words)),
+        Section(
+            words["risk_matrix"], (_build_risk_matrix(assessment.matrix, words), Paragraph(words["risk_key"], "muted"))
+        ),
         Section(words["measures"], (text_of("measures"),)),
-        Section(words["opinion"], _opinion(assessment, words)),
-        Section(words["signatures"], (_signers(assessment, organisation, words, language),)),
+        Section(words["opinion"], _build_opinion(assessment, words)),
+        Section(words["signatures"], (_build_signatures(assessment, organisation, words, language),)),
     )
     number = f"DPIA-{ref.project}-{ref.name}-{ref.version}"
     return Document(
@@ -59,50 +63,52 @@ def build_assessment_document(assessment: Assessment, organisation: Organisation
     )  # fmt: skip
 
 
-def _risks(risks: tuple[Risk, ...], words: Mapping[str, str]) -> tuple[Any, ...]:
+def _build_risk_table(risks: tuple[PrivacyRisk, ...], words: Mapping[str, str]) -> tuple[Any, ...]:
     if not risks:
         return (Paragraph(words["risk_missing"], "warning"),)
     rows = tuple(
         (
-            f"R{number}", risk.text, f"{risk.likelihood} x {risk.severity}", _level_cell(risk.level, words),
+            f"R{number}", risk.text, f"{risk.likelihood} x {risk.severity}", _make_level_cell(risk.level, words),
             risk.measure, f"{risk.residual_likelihood} x {risk.residual_severity}",
-            _level_cell(risk.residual_level, words),
+            _make_level_cell(risk.residual_level, words),
         )
         for number, risk in enumerate(risks, start=1)
     )  # fmt: skip
-    rated = f"{words['likelihood']} x {words['severity']}"
-    heads = ("", words["risk"], rated, words["level"], words["measure"], rated, words["residual"])
-    table = Table(heads, rows, compact=True)
+    rating_head = f"{words['likelihood']} x {words['severity']}"
+    column_heads = ("", words["risk"], rating_head, words["level"], words["measure"], rating_head, words["residual"])
+    table = Table(column_heads, rows, compact=True)
     if any(risk.residual_level in ("high", "very-high") for risk in risks):
         return table, Paragraph(words["residual_high"], "bad")
     return (table,)
 
 
-def _matrix(risks: tuple[Risk, ...], words: Mapping[str, str]) -> Table:
+def _build_risk_matrix(risks: tuple[PrivacyRisk, ...], words: Mapping[str, str]) -> Table:
     """Likelihood downwards from high to low, severity across; each cell names the risks that are left there."""
     rows = []
-    for likelihood in reversed(_RATINGS):
-        cells = [_matrix_cell(risks, likelihood, severity, words) for severity in _RATINGS]
-        row: tuple[str | Cell, ...] = (f"{words['likelihood']} {likelihood}", *cells)
+    for likelihood in reversed(_RATING_RANGE):
+        cells = [_make_matrix_cell(risks, likelihood, severity, words) for severity in _RATING_RANGE]
+        row: tuple[str | TableCell, ...] = (f"{words['likelihood']} {likelihood}", *cells)
         rows.append(row)
-    heads = ("", *(f"{words['severity']} {severity}" for severity in _RATINGS))
-    return Table(heads, tuple(rows))
+    column_heads = ("", *(f"{words['severity']} {severity}" for severity in _RATING_RANGE))
+    return Table(column_heads, tuple(rows))
 
 
-def _matrix_cell(risks: tuple[Risk, ...], likelihood: int, severity: int, words: Mapping[str, str]) -> Cell:
-    left = [
+def _make_matrix_cell(
+    risks: tuple[PrivacyRisk, ...], likelihood: int, severity: int, words: Mapping[str, str]
+) -> TableCell:
+    remaining_risks = [
         f"R{number}" for number, risk in enumerate(risks, start=1)
         if (risk.residual_likelihood, risk.residual_severity) == (likelihood, severity)
     ]  # fmt: skip
     level = rate_risk(likelihood, severity)
-    return Cell(", ".join(left) or words[level], TONES[level] if left else "muted")
+    return TableCell(", ".join(remaining_risks) or words[level], LEVEL_TONES[level] if remaining_risks else "muted")
 
 
-def _level_cell(level: str, words: Mapping[str, str]) -> Cell:
-    return Cell(words[level], TONES[level])
+def _make_level_cell(level: str, words: Mapping[str, str]) -> TableCell:
+    return TableCell(words[level], LEVEL_TONES[level])
 
 
-def _opinion(assessment: Assessment, words: Mapping[str, str]) -> tuple[Any, ...]:
+def _build_opinion(assessment: ImpactAssessment, words: Mapping[str, str]) -> tuple[Any, ...]:
     if not assessment.approved_by:
         return (Paragraph(words["no_opinion"], "bad"),)
     by_officer = OFFICER_ROLE in assessment.approver_roles
@@ -112,11 +118,13 @@ def _opinion(assessment: Assessment, words: Mapping[str, str]) -> tuple[Any, ...
     return opinion if by_officer else (*opinion, Paragraph(words["no_dpo_opinion"], "warning"))
 
 
-def _signers(assessment: Assessment, organisation: Organisation, words: Mapping[str, str], language: str) -> Signatures:
-    return Signatures(
+def _build_signatures(
+    assessment: ImpactAssessment, organisation: IssuingOrganisation, words: Mapping[str, str], language: str
+) -> SignatureLines:
+    return SignatureLines(
         (
-            Person(assessment.author, words["signed_author"]),
-            Person(assessment.approved_by, words["signed_approver"]),
-            Person(organisation.officer_in(language), words["signed_officer"]),
+            ContactPerson(assessment.author, words["signed_author"]),
+            ContactPerson(assessment.approved_by, words["signed_approver"]),
+            ContactPerson(organisation.officer_in(language), words["signed_officer"]),
         )
     )

@@ -5,24 +5,24 @@ from collections.abc import Mapping, Sequence
 
 from falaj.core.data import dataclass
 from falaj.core.documents import (
+    ContactPerson,
     Document,
+    IssuingOrganisation,
     KeyValues,
-    Organisation,
     Paragraph,
     PeopleList,
-    Person,
     Section,
-    Signatures,
+    SignatureLines,
     Table,
     describe_moment,
 )
 from falaj.govern.legal_periods import BREACH as AUTHORITY_DUTY
-from falaj.govern.records import Regime
-from falaj.privacy.clocks import DUE_NOW, NOT_APPLICABLE, is_overdue
-from falaj.privacy.document_words import name_authority, name_law, name_value, name_values, words_in
-from falaj.privacy.records import Breach, Clock
+from falaj.govern.records import LegalRegime
+from falaj.privacy.document_words import load_words, name_authority, translate_law, translate_value, translate_values
+from falaj.privacy.duty_clocks import DUE_NOW, NOT_APPLICABLE, is_overdue
+from falaj.privacy.records import DataBreach, DutyClock
 
-TEXTS = ("nature", "consequences", "measures", "advice", "delay", "people")
+WRITTEN_TEXTS = ("nature", "consequences", "measures", "advice", "delay", "people")
 _ARABIC, _LATIN = re.compile("[\u0600-\u06ff]"), re.compile("[A-Za-z]{2}")
 
 
@@ -49,19 +49,19 @@ class BreachFacts:
     now: float
 
 
-def authority_clocks(breach: Breach) -> tuple[Clock, ...]:
+def list_authority_clocks(breach: DataBreach) -> tuple[DutyClock, ...]:
     """Return the clocks of a breach that want an authority notified."""
     return tuple(clock for clock in breach.clocks if clock.duty == AUTHORITY_DUTY and clock.state != NOT_APPLICABLE)
 
 
 def build_authority_notice(
-    breach: Breach, regime: Regime, organisation: Organisation, facts_of: BreachFacts, language: str
+    breach: DataBreach, regime: LegalRegime, organisation: IssuingOrganisation, facts_of: BreachFacts, language: str
 ) -> Document:
     """Return the notice to the authority of one regime."""
-    words, timezone, texts = words_in(language), organisation.timezone, facts_of.texts
-    clock = next(clock for clock in authority_clocks(breach) if clock.regime == regime.id)
+    words, timezone, texts = load_words(language), organisation.timezone, facts_of.texts
+    clock = next(clock for clock in list_authority_clocks(breach) if clock.regime == regime.id)
     deadline = words["at_once"] if clock.state == DUE_NOW else describe_moment(clock.due, language, timezone)
-    law = name_law(regime.id, regime.title, language)
+    law = translate_law(regime.id, regime.title, language)
     facts = [
         (words["law"], f"{law} ({regime.id})"),
         (words["when_known"], describe_moment(breach.found_at, language, timezone)),
@@ -70,77 +70,93 @@ def build_authority_notice(
         (words["reference"], clock.reference),
     ]
     sections = (
-        _controller_section(organisation, words, language),
-        Section(words["what_happened"], (Paragraph(_text_of("nature", breach, texts, language)),)),
-        Section(words["concerned"], _concerned(breach, facts_of, words, language)),
-        Section(words["consequences"], (Paragraph(_text_of("consequences", breach, texts, language)),)),
-        Section(words["measures_taken"], (Paragraph(_text_of("measures", breach, texts, language)),)),
+        _build_controller_section(organisation, words, language),
+        Section(words["what_happened"], (Paragraph(_find_text("nature", breach, texts, language)),)),
+        Section(words["concerned"], _build_concerned(breach, facts_of, words, language)),
+        Section(words["consequences"], (Paragraph(_find_text("consequences", breach, texts, language)),)),
+        Section(words["measures_taken"], (Paragraph(_find_text("measures", breach, texts, language)),)),
         *(
-            (Section(words["delay"], (Paragraph(_text_of("delay", breach, texts, language)),)),)
+            (Section(words["delay"], (Paragraph(_find_text("delay", breach, texts, language)),)),)
             if is_overdue(clock, facts_of.now)
             else ()
         ),
-        Section(words["signatures"], (_signers(organisation, words, language),)),
+        Section(words["signatures"], (_build_signatures(organisation, words, language),)),
     )
     authority = name_authority(regime.id, language) or words["authority_for"].format(law=regime.id)
     return Document(
-        language, organisation, words["notice_title"], f"BREACH-{breach.ref.name[:12]}-{regime.id}", sections,
-        subtitle=words["to_authority"].format(name=authority), facts=tuple(pair for pair in facts if pair[1]),
-        notice=words["notice_notice"], contents=False,
-    )  # fmt: skip
+        language,
+        organisation,
+        words["notice_title"],
+        f"BREACH-{breach.ref.name[:12]}-{regime.id}",
+        sections,
+        subtitle=words["to_authority"].format(name=authority),
+        facts=tuple(pair for pair in facts if pair[1]),
+        notice=words["notice_notice"],
+        contents=False,
+    )
 
 
 def build_people_letter(
-    breach: Breach, organisation: Organisation, texts: Mapping[str, str], language: str
+    breach: DataBreach, organisation: IssuingOrganisation, texts: Mapping[str, str], language: str
 ) -> Document:
     """Return the letter to the people concerned, in words that need no knowledge of the platform."""
-    words, timezone = words_in(language), organisation.timezone
+    words, timezone = load_words(language), organisation.timezone
     sections = (
-        Section(words["what_happened"], (
-            Paragraph(f"{words['dear']} {words['letter_intro']}"),
-            Paragraph(_text_of("nature", breach, texts, language)),
-        )),
-        Section(words["consequences"], (Paragraph(_text_of("consequences", breach, texts, language)),)),
-        Section(words["measures_taken"], (Paragraph(_text_of("measures", breach, texts, language)),)),
-        Section(words["advice"], (Paragraph(_text_of("advice", breach, texts, language)),)),
-        Section(words["contact"], (Paragraph(words["contact_text"]), _officer(organisation, words, language))),
-        Section(words["signatures"], (_signers(organisation, words, language),)),
-    )  # fmt: skip
+        Section(
+            words["what_happened"],
+            (
+                Paragraph(f"{words['dear']} {words['letter_intro']}"),
+                Paragraph(_find_text("nature", breach, texts, language)),
+            ),
+        ),
+        Section(words["consequences"], (Paragraph(_find_text("consequences", breach, texts, language)),)),
+        Section(words["measures_taken"], (Paragraph(_find_text("measures", breach, texts, language)),)),
+        Section(words["advice"], (Paragraph(_find_text("advice", breach, texts, language)),)),
+        Section(
+            words["contact"], (Paragraph(words["contact_text"]), _build_officer_list(organisation, words, language))
+        ),
+        Section(words["signatures"], (_build_signatures(organisation, words, language),)),
+    )
     facts = ((words["when_known"], describe_moment(breach.found_at, language, timezone)),)
     return Document(
-        language, organisation, words["letter_title"], f"BREACH-{breach.ref.name[:12]}", sections, facts=facts,
+        language,
+        organisation,
+        words["letter_title"],
+        f"BREACH-{breach.ref.name[:12]}",
+        sections,
+        facts=facts,
         contents=False,
-    )  # fmt: skip
+    )
 
 
-def _text_of(name: str, breach: Breach, texts: Mapping[str, str], language: str) -> str:
+def _find_text(name: str, breach: DataBreach, texts: Mapping[str, str], language: str) -> str:
     """What people wrote in this language, else what the record says, else a reminder to complete it.
 
     A recorded text without a letter of this language's script is marked to be translated.
     """
-    words = words_in(language)
+    words = load_words(language)
     if written := texts.get(f"{name}.{language}"):
         return written
-    recorded = {"nature": breach.nature, "measures": breach.measures}.get(name, "")
+    recorded_text = {"nature": breach.nature, "measures": breach.measures}.get(name, "")
     script = _ARABIC if language == "ar" else _LATIN
-    if recorded and not script.search(recorded):
-        return f"{words['translate']} {recorded}"
-    return recorded or words["complete"]
+    if recorded_text and not script.search(recorded_text):
+        return f"{words['translate']} {recorded_text}"
+    return recorded_text or words["complete"]
 
 
-def _controller_section(organisation: Organisation, words: Mapping[str, str], language: str) -> Section:
+def _build_controller_section(organisation: IssuingOrganisation, words: Mapping[str, str], language: str) -> Section:
     pairs = (
         (words["organisation"], organisation.name_in(language) or words["not_set"]),
         (words["address"], organisation.address_in(language)),
         (words["email"], organisation.email),
         (words["phone"], organisation.phone),
     )
-    shown = KeyValues(tuple(pair for pair in pairs if pair[1]))
-    return Section(words["controller"], (shown, _officer(organisation, words, language)))
+    contact_details = KeyValues(tuple(pair for pair in pairs if pair[1]))
+    return Section(words["controller"], (contact_details, _build_officer_list(organisation, words, language)))
 
 
-def _concerned(
-    breach: Breach, facts_of: BreachFacts, words: Mapping[str, str], language: str
+def _build_concerned(
+    breach: DataBreach, facts_of: BreachFacts, words: Mapping[str, str], language: str
 ) -> tuple[KeyValues, Table]:
     people = str(breach.people) if breach.people else words["not_known"]
     written = facts_of.texts.get(f"people.{language}")
@@ -153,18 +169,24 @@ def _concerned(
         (words["same_number"], str(breach.ref)),
     )
     rows = tuple(
-        (each.ref, str(each.records or ""), name_value(each.classification, language),
-         name_values(each.categories, language))
+        (
+            each.ref,
+            str(each.records or ""),
+            translate_value(each.classification, language),
+            translate_values(each.categories, language),
+        )
         for each in facts_of.data
-    )  # fmt: skip
+    )
     heads = (words["name"], words["records"], words["class"], words["data_categories"])
     return KeyValues(pairs), Table(heads, rows, empty=words["not_known"], compact=True)
 
 
-def _officer(organisation: Organisation, words: Mapping[str, str], language: str) -> PeopleList:
-    return PeopleList((Person(organisation.officer_in(language), words["officer"], organisation.officer_contact),))
+def _build_officer_list(organisation: IssuingOrganisation, words: Mapping[str, str], language: str) -> PeopleList:
+    return PeopleList(
+        (ContactPerson(organisation.officer_in(language), words["officer"], organisation.officer_contact),)
+    )
 
 
-def _signers(organisation: Organisation, words: Mapping[str, str], language: str) -> Signatures:
-    officer = Person(organisation.officer_in(language), words["signed_officer"])
-    return Signatures((Person("", words["signed_controller"]), officer))
+def _build_signatures(organisation: IssuingOrganisation, words: Mapping[str, str], language: str) -> SignatureLines:
+    officer = ContactPerson(organisation.officer_in(language), words["signed_officer"])
+    return SignatureLines((ContactPerson("", words["signed_controller"]), officer))

@@ -9,18 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.errors import FalajError
 from falaj.fleet.records import Cluster
-from falaj.jobs.attempts import layout_of
-from falaj.jobs.records import OVER, Body
+from falaj.jobs.attempts import build_layout
+from falaj.jobs.records import ENDED_STATES, JobBody
 from falaj.privacy.plan_objects import CHECKPOINTS
-from falaj.privacy.search.estate import Estate
-from falaj.privacy.search.job_files import list_attempts
-from falaj.store.records import Record
+from falaj.privacy.search.data_estate import DataEstate
+from falaj.privacy.search.job_files import list_attempt_folders
+from falaj.store.records import LedgerRecord
 
 
-def delete_job_files(estate: Estate, ctx: Context, record: Record, name: str) -> int:
+def delete_job_files(estate: DataEstate, ctx: CallContext, record: LedgerRecord, name: str) -> int:
     """Delete the folders of a job that an object of a plan names; gives how many are gone.
 
     The job's record names the deleted attempts first. A folder that could not be deleted is still searched.
@@ -29,7 +29,7 @@ def delete_job_files(estate: Estate, ctx: Context, record: Record, name: str) ->
         clusters: Mapping[str, Cluster] = estate.service("clusters").known(tx)
     body = record.body
     if name.startswith(CHECKPOINTS):
-        folders = list(_list_checkpoints(body, clusters)) if body["state"] in OVER else []
+        folders = list(_list_checkpoints(body, clusters)) if body["state"] in ENDED_STATES else []
     else:
         folders = list(_list_ended(body, clusters))
         _note_deleted(estate, ctx, record, frozenset(folder.name for folder in folders))
@@ -39,26 +39,26 @@ def delete_job_files(estate: Estate, ctx: Context, record: Record, name: str) ->
     return sum(not folder.exists() for folder in folders)
 
 
-def _list_checkpoints(body: Body, clusters: Mapping[str, Cluster]) -> Iterator[Path]:
+def _list_checkpoints(body: JobBody, clusters: Mapping[str, Cluster]) -> Iterator[Path]:
     for cluster in clusters.values():
-        folder = Path(layout_of(cluster, "", body["id"]).checkpoints)
+        folder = Path(build_layout(cluster, "", body["id"]).checkpoints)
         if cluster.folder and folder.is_dir():
             yield folder
 
 
-def _list_ended(body: Body, clusters: Mapping[str, Cluster]) -> Iterator[Path]:
+def _list_ended(body: JobBody, clusters: Mapping[str, Cluster]) -> Iterator[Path]:
     """The folders of ended attempts. One that began after this body was read has a higher number, and is left alone."""
     for cluster in clusters.values():
-        for folder in (list_attempts(cluster) or {}).get(body["id"][-12:], ()):
+        for folder in (list_attempt_folders(cluster) or {}).get(body["id"][-12:], ()):
             if int(folder.rpartition("-")[2]) <= body["number"] and not _is_running(body, folder):
                 yield Path(cluster.folder, folder)
 
 
-def _is_running(body: Body, attempt: str) -> bool:
+def _is_running(body: JobBody, attempt: str) -> bool:
     return body["attempt"] is not None and body["attempt"]["id"] == attempt
 
 
-def _forget_attempts(estate: Estate, ctx: Context, body: Body, clusters: Mapping[str, Cluster]) -> None:
+def _forget_attempts(estate: DataEstate, ctx: CallContext, body: JobBody, clusters: Mapping[str, Cluster]) -> None:
     """Let executors delete what they keep of ended attempts, such as logs on clusters without a shared folder."""
     for attempt in body["attempts"]:
         cluster = clusters.get(attempt["cluster"])
@@ -67,7 +67,7 @@ def _forget_attempts(estate: Estate, ctx: Context, body: Body, clusters: Mapping
                 estate.service("clusters").spoken(ctx, cluster).forget(attempt["handle"])
 
 
-def _note_deleted(estate: Estate, ctx: Context, record: Record, deleted: frozenset[str]) -> None:
+def _note_deleted(estate: DataEstate, ctx: CallContext, record: LedgerRecord, deleted: frozenset[str]) -> None:
     """Note in the job's record which attempts lose their folder, so that a search does not list them as not read."""
     with estate.ledger.write(ctx) as tx:
         current = tx.need(record.ref.bare)

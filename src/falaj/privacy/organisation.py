@@ -4,41 +4,41 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Annotated
 
-from falaj.core.context import Context
-from falaj.core.documents import Organisation, find_time_zone
+from falaj.core.context import CallContext
+from falaj.core.documents import IssuingOrganisation, find_time_zone
 from falaj.core.errors import Invalid
-from falaj.core.verb import verb
-from falaj.privacy.shelf import Shelf, check_text, load, named, save
-from falaj.store.ledger import Reader
+from falaj.core.operation import operation
+from falaj.privacy.service_base import PrivacyServiceBase, load_record, make_ref, require_text, save_record
+from falaj.store.ledger import LedgerReader
 
-KIND, NAME = "organisation", "controller"
-FIELDS = tuple(item.name for item in fields(Organisation))
+ORGANISATION_KIND, ORGANISATION_NAME = "organisation", "controller"
+ORGANISATION_FIELDS = tuple(item.name for item in fields(IssuingOrganisation))
 
 
-class OrganisationProfile(Shelf):
+class OrganisationOperations(PrivacyServiceBase):
     """A part of the privacy service."""
 
-    @verb(group="govern")
+    @operation(group="govern")
     def set_organisation(
         self,
-        ctx: Context,
+        ctx: CallContext,
         values: Annotated[dict[str, str], "name=…, name_ar=…, address=…, address_ar=…, email=…, officer=…, timezone=…"],
-    ) -> Organisation:
+    ) -> IssuingOrganisation:
         """Say who the controller is, as documents name it. What is not given stays; an empty value is removed.
 
         Example:
             falaj privacy set-organisation --values name="Gulf Example Bank" --values name_ar="بنك الخليج المثالي"
         """
-        changes = _check_values(values)
+        changes = _require_valid_fields(values)
         with self._ledger.write(ctx) as tx:
-            record = tx.get(named(KIND, NAME))
-            changed = replace(read_organisation(tx), **changes)
-            kept = save(tx, named(KIND, NAME), changed, record)
-            tx.emit("privacy.set_organisation", kept.ref, fields=",".join(sorted(changes)))
-        return changed
+            record = tx.get(make_ref(ORGANISATION_KIND, ORGANISATION_NAME))
+            changed_organisation = replace(read_organisation(tx), **changes)
+            saved_record = save_record(tx, make_ref(ORGANISATION_KIND, ORGANISATION_NAME), changed_organisation, record)
+            tx.emit("privacy.set_organisation", saved_record.ref, fields=",".join(sorted(changes)))
+        return changed_organisation
 
-    @verb()
-    def organisation(self, ctx: Context) -> Organisation:
+    @operation()
+    def organisation(self, ctx: CallContext) -> IssuingOrganisation:
         """Show who the controller is, as documents name it.
 
         Example:
@@ -48,22 +48,25 @@ class OrganisationProfile(Shelf):
             return read_organisation(tx)
 
 
-def read_organisation(tx: Reader) -> Organisation:
+def read_organisation(tx: LedgerReader) -> IssuingOrganisation:
     """Return the tenant's organisation; without a name while nobody has set it."""
-    record = tx.get(named(KIND, NAME))
-    organisation: Organisation = load(Organisation, record) if record is not None else Organisation()
+    record = tx.get(make_ref(ORGANISATION_KIND, ORGANISATION_NAME))
+    organisation: IssuingOrganisation = (
+        load_record(IssuingOrganisation, record) if record is not None else IssuingOrganisation()
+    )
     return organisation
 
 
-def _check_values(values: Mapping[str, str]) -> dict[str, str]:
-    unknown = sorted(set(values) - set(FIELDS))
-    if unknown or not values:
+def _require_valid_fields(values: Mapping[str, str]) -> dict[str, str]:
+    unknown_fields = sorted(set(values) - set(ORGANISATION_FIELDS))
+    if unknown_fields or not values:
         raise Invalid(
-            f"organisation: expected one of {', '.join(FIELDS)}; got {', '.join(unknown)[:200] or 'nothing'}",
+            f"organisation: expected one of {', '.join(ORGANISATION_FIELDS)}; "
+            f"got {', '.join(unknown_fields)[:200] or 'nothing'}",
             'for example --values name="Gulf Example Bank"',
         )
     for name, text in values.items():
-        check_text(f"organisation {name}", text, empty=True)
+        require_text(f"organisation {name}", text, allow_empty=True)
     if values.get("timezone"):
         find_time_zone(values["timezone"])
     return dict(values)

@@ -4,11 +4,11 @@ import re
 from typing import Any
 
 from falaj.core.ref import Ref
-from falaj.govern.destruction import HOLDS
+from falaj.govern.destruction_checks import HOLD_RULES
 from falaj.govern.records import KeepingDuty
 from falaj.privacy.search.person_pattern import PersonPattern
-from falaj.store.ledger import Reader
-from falaj.store.records import Record
+from falaj.store.ledger import LedgerReader
+from falaj.store.records import LedgerRecord
 
 _COPIES = frozenset({"dataset", "model", "code"})
 _TEXTS = frozenset({"document", "experiment", "flow", "job", "output", "run", "sweep", "trace", "turn"})
@@ -24,7 +24,7 @@ JOB_PARTS = ("log", "files", CHECKPOINTS)
 _JOB_FILES = re.compile(rf"({'|'.join(JOB_PARTS)}) of (job:\S+)")
 
 
-def find_record(tx: Reader, name: str) -> Record | None:
+def find_record(tx: LedgerReader, name: str) -> LedgerRecord | None:
     """The record that an object of a plan is kept in, if it was not deleted; None for views, endpoints and keys."""
     if (version := version_of(name)) is not None:
         record = tx.get(version)
@@ -67,7 +67,7 @@ def job_of(name: str) -> Ref | None:
     return Ref.parse(match[2]) if match is not None else None
 
 
-def list_alike(record: Record, name: str) -> frozenset[str]:
+def list_alike(record: LedgerRecord, name: str) -> frozenset[str]:
     """The objects of plans that are restricted by the same record as this one."""
     if record.key.kind != "job":
         return frozenset({name})
@@ -78,7 +78,7 @@ def list_alike(record: Record, name: str) -> frozenset[str]:
 def is_kept_by(name: str, duty: KeepingDuty) -> bool:
     """True when a duty on its record keeps an object. Files of jobs are swept after some days, so no statutory period
     keeps them: only holds and breaches do, and requests for a copy."""
-    return job_of(name) is None or duty.rule in (*HOLDS, "request")
+    return job_of(name) is None or duty.rule in (*HOLD_RULES, "request")
 
 
 def version_of(name: str) -> Ref | None:
@@ -87,7 +87,7 @@ def version_of(name: str) -> Ref | None:
     return Ref.parse(name) if kind in _COPIES and "@v" in rest else None
 
 
-def zones_of(record: Record | None) -> tuple[str, ...]:
+def zones_of(record: LedgerRecord | None) -> tuple[str, ...]:
     """The zones in which the bytes of a record lie."""
     if record is None:
         return ()

@@ -10,7 +10,7 @@ PLANNED, APPROVED, EXECUTING, RETAINED, DONE = PLAN_STATES = ("planned", "approv
 
 
 @dataclass(frozen=True, slots=True)
-class PlanItem:
+class ErasurePlanItem:
     """One object that has a person, or may have, and what an erasure does with it."""
 
     COLUMNS: ClassVar = ("ref", "zones", "action", "law", "until", "reason")
@@ -43,7 +43,7 @@ class ErasurePlan:
     digest: str
     """What people approve: every object and what happens to it."""
     approval: Ref
-    items: tuple[PlanItem, ...]
+    items: tuple[ErasurePlanItem, ...]
     made_by: str
     made_at: float
     asked_at: float = 0.0

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import ClassVar
 
-from falaj.audit.records import Proof
+from falaj.audit.records import InclusionProof
 from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 from falaj.govern.legal_calendars import UTC_CALENDAR, Calendar
-from falaj.govern.legal_periods import Deadline
-from falaj.privacy.risks import Risk
+from falaj.govern.legal_periods import DutyDeadline
+from falaj.privacy.risks import PrivacyRisk
 
 ACCESS, PORTABILITY, CORRECTION, RESTRICTION, OBJECTION, ERASURE, REVIEW = TYPES = (
     "access", "portability", "correction", "restriction", "objection", "erasure", "human-review",
@@ -21,7 +21,7 @@ LANGUAGES = ("ar", "en")
 
 
 @dataclass(frozen=True, slots=True)
-class Purpose:
+class ProcessingPurpose:
     """What data is used for, why that is lawful, and for how long."""
 
     COLUMNS: ClassVar = ("name", "basis", "regimes", "retention_days", "dpia")
@@ -40,7 +40,7 @@ class Purpose:
 
 
 @dataclass(frozen=True, slots=True)
-class Consent:
+class ConsentRecord:
     """That a person agreed to a purpose, on which words, and whether that still stands."""
 
     COLUMNS: ClassVar = ("ref", "person", "purpose", "state", "at", "language", "channel")
@@ -61,7 +61,7 @@ class Consent:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class ClockStop:
     """A time during which a clock did not run."""
 
     reason: str
@@ -71,7 +71,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class DutyClock:
     """When one regime wants one duty done, with the rule and the calendar this was computed by."""
 
     COLUMNS: ClassVar = ("regime", "duty", "state", "due", "latest_at", "done_at", "says")
@@ -85,13 +85,13 @@ class Clock:
     """running, at-once (due now, the law names no number of hours), stopped, no-deadline or not-applicable."""
     duty: str
     """request, breach (notify the authority) or breach-people (notify the people)."""
-    rule: Deadline | None = None
+    rule: DutyDeadline | None = None
     calendar: Calendar = UTC_CALENDAR
     received: float = 0.0
     latest_at: float = 0.0
     """When it would be due if it were extended; 0 where it cannot be, or was."""
     extended: bool = False
-    stops: tuple[Stop, ...] = ()
+    stops: tuple[ClockStop, ...] = ()
     because: Mapping[str, str] = field(default_factory=dict)
     """Why the regime does not apply, by language (en, ar)."""
     done_at: float = 0.0
@@ -119,7 +119,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class DerivedItem:
     """Something that learned from a person's rows, or may hold them, and what is decided about it."""
 
     ref: str
@@ -131,7 +131,7 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SubjectRequest:
     """What a person asks for, when it is due, and how far it is."""
 
     COLUMNS: ClassVar = ("ref", "type", "state", "due", "overdue", "person")
@@ -143,7 +143,7 @@ class Request:
     received: float
     due: float
     """By the strictest regime; 0 when none says."""
-    clocks: tuple[Clock, ...]
+    clocks: tuple[DutyClock, ...]
     overdue: bool = False
     extended: str = ""
     """Why it takes longer, where it does."""
@@ -154,11 +154,11 @@ class Request:
     """Of an erasure: what was done already, and what came of it."""
     held: tuple[str, ...] = ()
     """Of an erasure: what is restricted and retained, until when, under which law."""
-    derived: tuple[Derived, ...] = ()
+    derived: tuple[DerivedItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Breach:
+class DataBreach:
     """That data was seen, changed or lost by whom or as it should not, and who was told when."""
 
     COLUMNS: ClassVar = ("ref", "state", "due", "due_now", "overdue", "nature")
@@ -169,7 +169,7 @@ class Breach:
     found_at: float
     due: float
     """The first deadline that nobody met yet; 0 when there is none."""
-    clocks: tuple[Clock, ...]
+    clocks: tuple[DutyClock, ...]
     about: tuple[Ref, ...] = ()
     overdue: bool = False
     due_now: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class Breach:
 
 
 @dataclass(frozen=True, slots=True)
-class Assessment:
+class ImpactAssessment:
     """A data protection impact assessment: one version, approved by somebody else than its author."""
 
     COLUMNS: ClassVar = ("ref", "purpose", "state", "review_by", "approved_by")
@@ -199,7 +199,7 @@ class Assessment:
     author: str = ""
     approved_by: str = ""
     opinion: str = ""
-    matrix: tuple[Risk, ...] = ()
+    matrix: tuple[PrivacyRisk, ...] = ()
     """The risks, rated one by one before and after their measures."""
     approved_at: float = 0.0
     written_at: float = 0.0
@@ -210,7 +210,7 @@ class Assessment:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class ErasureCertificate:
     """That a person was erased: a signed statement, and the proof that the log holds the event which names it."""
 
     request: Ref
@@ -221,14 +221,14 @@ class Certificate:
     signature: str
     """Ed25519 over the statement by the key that signs the log, base64."""
     key: str
-    proof: Proof
+    proof: InclusionProof
     """Save it as JSON: falaj_verify.py checks it offline."""
     state: str
     """complete: everything was searched afterwards; partial: the statement lists what was not, or is retained."""
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class SignedDigest:
     """Somebody's file signed by the key of the log."""
 
     digest: str
@@ -236,15 +236,15 @@ class Signature:
     key: str
     event: str = ""
     """The id of the event in the log that names the digest."""
-    proof: Proof | None = None
+    proof: InclusionProof | None = None
     """That the log holds this event."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RequestPage:
     """The cursor of the next page, empty at the end."""
 
-    items: tuple[Request, ...]
+    items: tuple[SubjectRequest, ...]
     next: str = ""
 
 
@@ -252,5 +252,5 @@ class Page:
 class ConsentPage:
     """Some consents and the cursor of the next page, empty at the end."""
 
-    items: tuple[Consent, ...]
+    items: tuple[ConsentRecord, ...]
     next: str = ""

@@ -12,26 +12,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from falaj.asof.records import Field
-from falaj.asof.sealed import NAME_BYTES
-from falaj.catalog.reading import open_version, text_of
-from falaj.catalog.records import Version
-from falaj.content.records import Table
-from falaj.content.tables import describe
-from falaj.core.errand import Here
-from falaj.core.errors import Corrupt, Denied, Invalid, NotFound
+from falaj.asof.person_sealing import PSEUDONYM_BYTES
+from falaj.asof.records import FeatureField
+from falaj.catalog.records import CatalogVersion
+from falaj.catalog.version_reader import decode_path, open_version
+from falaj.content.records import TableDescription
+from falaj.content.table_statistics import describe_table
+from falaj.core.client_command import Client
+from falaj.core.errors import CorruptData, Denied, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.features.case import Case
-from falaj.features.erasing import move_aliases
-from falaj.features.persons import versions_of
+from falaj.features.erasure_case import ErasureCase
+from falaj.features.person_erasure import move_aliases
+from falaj.features.person_keys import list_live_versions
 from falaj.features.records import EntityDef
-from falaj.features.rewriting import Person
+from falaj.features.row_removal import Person
+from falaj.privacy.person_tables import ClearedTables, add_case, find_person_columns, find_subject_keys
 from falaj.privacy.plan_objects import version_of
 from falaj.privacy.search.arrow_rows import locate_rows
 from falaj.privacy.search.file_formats import encoding_of, find_delimiter, names_by_key, names_in_fields
 from falaj.privacy.search.person_pattern import PersonPattern
-from falaj.privacy.tables import Cleared, add_case, keys_of_people, naming
-from falaj.snapshot.read import Snapshot
+from falaj.snapshot.tree_reader import TreeSnapshot
 
 _FORMATS = ("parquet", "csv", "tsv", "jsonl")
 _SUFFIXES = (".parquet", ".csv", ".tsv", ".tab", ".jsonl", ".ndjson")
@@ -39,13 +39,13 @@ _HEAD_BYTES = 1 << 16
 _BATCH = 1 << 17  # rows of Parquet that are looked at, and written as one group of rows
 
 
-def can_remove_rows(here: Here, name: str) -> bool:
+def can_remove_rows(here: Client, name: str) -> bool:
     """True for a live version of a dataset all of whose files are of a format that is written anew."""
     ref = version_of(name)
     if ref is None or ref.kind != "dataset":
         return False
     with suppress(NotFound):
-        version: Version = here.catalog.show(ref)
+        version: CatalogVersion = here.catalog.show(ref)
         if version.state == "live" and not version.restricted:
             try:
                 return _can_rewrite(open_version(here, ref)[1])
@@ -55,32 +55,36 @@ def can_remove_rows(here: Here, name: str) -> bool:
     return False
 
 
-def remove_rows(here: Here, names: Iterable[str], who: tuple[str, str], reason: str) -> Cleared:
+def remove_rows(here: Client, names: Iterable[str], who: tuple[str, str], reason: str) -> ClearedTables:
     """Put each of these versions aside for one without the person, as far as its format allows.
 
     `who` is the identifier and the pseudonym. A version that a duty keeps is restricted, and the new one goes on.
     """
-    cleared, keys = Cleared(), keys_of_people(here)
+    cleared, keys = ClearedTables(), find_subject_keys(here)
     refs = sorted(ref for name in names if (ref := version_of(name)) is not None and ref.kind == "dataset")
     for bare in dict.fromkeys(ref.bare for ref in refs):
         case = _open_case(here, who, bare, reason)
-        versions = sorted(versions_of(here, bare), key=lambda version: int(version.ref.version[1:]))
+        versions = sorted(list_live_versions(here, bare), key=lambda version: int(version.ref.version[1:]))
         case.know(versions)
         for version in versions:
             if version.ref in refs and not version.restricted:
                 with suppress(Denied, NotFound):  # a caller without the right to read it leaves it to one with it
-                    _replace_version(case, version, PersonPattern(who[0]), naming(version, keys))
+                    _replace_version(case, version, PersonPattern(who[0]), find_person_columns(version, keys))
         add_case(cleared, case)
     return cleared
 
 
-def _open_case(here: Here, who: tuple[str, str], name: Ref, reason: str) -> Case:
-    key = Field("person", "string")
+def _open_case(here: Client, who: tuple[str, str], name: Ref, reason: str) -> ErasureCase:
+    key = FeatureField("person", "string")
     person = Person(EntityDef("privacy/person", (key,), key.name), key, who[0])
-    return Case(here, Ref("entity", "privacy", "person"), person, {name: who[1][: 2 * NAME_BYTES]}, reason, False)
+    return ErasureCase(
+        here, Ref("entity", "privacy", "person"), person, {name: who[1][: 2 * PSEUDONYM_BYTES]}, reason, False
+    )
 
 
-def _replace_version(case: Case, version: Version, pattern: PersonPattern, columns: Sequence[str]) -> None:
+def _replace_version(
+    case: ErasureCase, version: CatalogVersion, pattern: PersonPattern, columns: Sequence[str]
+) -> None:
     if version.ref not in case.made.values():
         snapshot = open_version(case.here, version.ref)[1]
         if not _can_rewrite(snapshot):
@@ -94,20 +98,20 @@ def _replace_version(case: Case, version: Version, pattern: PersonPattern, colum
     case.take(version.ref)
 
 
-def _can_rewrite(snapshot: Snapshot) -> bool:
-    return all(entry.kind == "file" and _suffix_of(text_of(entry.path)) for entry in snapshot.entries())
+def _can_rewrite(snapshot: TreeSnapshot) -> bool:
+    return all(entry.kind == "file" and _suffix_of(decode_path(entry.path)) for entry in snapshot.entries())
 
 
 def _suffix_of(name: str) -> str:
     return next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), "")
 
 
-def _write_files(snapshot: Snapshot, folder: Path, pattern: PersonPattern, columns: Sequence[str]) -> int:
+def _write_files(snapshot: TreeSnapshot, folder: Path, pattern: PersonPattern, columns: Sequence[str]) -> int:
     """Write all files of a version into a folder without the person's rows; 0 where there are none, or where a file
     cannot be read as its name says."""
     count = 0
     for entry in snapshot.entries():
-        path = folder / text_of(entry.path)
+        path = folder / decode_path(entry.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         source = folder.parent / "source"
         with source.open("wb") as file:
@@ -194,9 +198,9 @@ def _keep_lines(text: Iterable[str], keep: Callable[[str], None]) -> Iterator[st
         yield line
 
 
-def _describe(folder: Path, before: Table | None) -> Table | None:
+def _describe(folder: Path, before: TableDescription | None) -> TableDescription | None:
     """What is known of the rows that are left; columns stay declared as they were."""
     declared = {column.name: column.category for column in (before.columns if before else ()) if column.category}
-    with suppress(Invalid, Corrupt, NotFound):  # nothing is left that could be described
-        return describe(folder, declared, declared)
+    with suppress(Invalid, CorruptData, NotFound):  # nothing is left that could be described
+        return describe_table(folder, declared, declared)
     return None

@@ -1,11 +1,11 @@
 """The desk of privacy: one class, written in the parts it inherits."""
 
-from falaj.privacy.asking import Asking
-from falaj.privacy.breaches import Breaches
-from falaj.privacy.closing import Closing
-from falaj.privacy.organisation import OrganisationProfile
-from falaj.privacy.purposes import Purposes
+from falaj.privacy.breaches import BreachOperations
+from falaj.privacy.erasure_completion import ErasureCompletion
+from falaj.privacy.organisation import OrganisationOperations
+from falaj.privacy.purposes import PurposeOperations
+from falaj.privacy.subject_requests import RequestOperations
 
 
-class Privacy(Purposes, Asking, Closing, Breaches, OrganisationProfile):
+class PrivacyService(PurposeOperations, RequestOperations, ErasureCompletion, BreachOperations, OrganisationOperations):
     """Purposes, consent, requests of people, erasure with a certificate, breaches, assessments."""

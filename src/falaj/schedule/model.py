@@ -11,13 +11,13 @@ from typing import Any
 
 from falaj.core.data import dataclass
 from falaj.core.errors import Invalid
-from falaj.core.execute import Device
+from falaj.core.executor import Device
 
 BEST_EFFORT, LOW, NORMAL, HIGH, CRITICAL = range(5)
 BANDS = ("best-effort", "low", "normal", "high", "critical")
 
 CPU, MEMORY, GPU = "cpu", "memory", "gpu"
-WHOLE = 1000
+MILLI_PER_UNIT = 1000
 """All of one device."""
 NEVER = 1 << 60
 """A moment that does not come."""
@@ -45,12 +45,12 @@ class Node:
     """False while it is drained, ill or unreachable: what runs there may end, nothing new starts."""
 
 
-LEVELS = {"node": "name", "island": "name", "cluster": "cluster", "zone": "zone"}
+TOPOLOGY_LEVELS = {"node": "name", "island": "name", "cluster": "cluster", "zone": "zone"}
 """What every node is in, and which field of it says so; any other level is a label of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SlotRequest:
     """What one slot needs. Equal asks are one class."""
 
     amounts: tuple[tuple[str, int], ...] = ()
@@ -77,12 +77,12 @@ class Role:
     """So many slots of one ask."""
 
     name: str
-    ask: Ask
+    ask: SlotRequest
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class JobShape:
     """All that placement, order and quota need to know of a job. Equal shapes wait in one line."""
 
     roles: tuple[Role, ...]
@@ -108,13 +108,13 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class SlotPlacement:
     """One slot's place: a node, devices on it, how much of each."""
 
     node: str
     role: int
     devices: tuple[int, ...] = ()
-    milli: int = WHOLE
+    milli: int = MILLI_PER_UNIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Job:
     id: str
     queue: str
     """A leaf of the tree."""
-    shape: Shape
+    shape: JobShape
     submitted: int
     template: str = ""
     """What its predecessors are known by: who, and which program."""
@@ -146,7 +146,7 @@ class Job:
     not_before: int = 0
     """Backing off after a refusal of its cluster."""
     # of a job that runs
-    spots: tuple[Spot, ...] = ()
+    spots: tuple[SlotPlacement, ...] = ()
     started: int = 0
     saved: int = 0
     """When it last saved a checkpoint; 0: never in this attempt, or it has none."""
@@ -165,10 +165,10 @@ class Job:
 
     def changed(self, **facts: Any) -> "Job":
         """The same job with other facts: what `dataclasses.replace` makes, in less time."""
-        known = [*_FACTS(self)]
+        values = [*_read_facts(self)]
         for name, fact in facts.items():
-            known[_AT[name]] = fact
-        return Job(*known)
+            values[_FACT_POSITIONS[name]] = fact
+        return Job(*values)
 
     @property
     def width(self) -> int:
@@ -183,12 +183,12 @@ class Job:
         return self.saved if self.resumes and self.saved else self.started
 
 
-_FACTS = attrgetter(*Job.__slots__)
-_AT = {name: at for at, name in enumerate(Job.__slots__)}
+_read_facts = attrgetter(*Job.__slots__)
+_FACT_POSITIONS = {name: at for at, name in enumerate(Job.__slots__)}
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class QueueBudget:
     """What a queue may spend in a window."""
 
     unit: str
@@ -217,7 +217,7 @@ class Queue:
     """How much of an unused guarantee others may borrow; all of it where nothing is said."""
     top_band: int = HIGH
     """No job of it stands higher."""
-    budgets: tuple[Budget, ...] = ()
+    budgets: tuple[QueueBudget, ...] = ()
     usage: int = 0
     """Decayed device-seconds, brought to the moment of the snapshot."""
     ask_band: int = HIGH
@@ -225,7 +225,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RuntimeQuantiles:
     """How long jobs of one template and shape ran: quantiles in seconds over the last ones."""
 
     template: str
@@ -244,13 +244,13 @@ class Reservation:
 
     job: str
     at: int
-    spots: tuple[Spot, ...]
+    spots: tuple[SlotPlacement, ...]
     cause: str = ""
     """Why it moved later, where it did."""
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class SchedulerOptions:
     """What an installation may tune; the defaults are meant to be left alone."""
 
     half_life_s: int = 86_400
@@ -275,37 +275,39 @@ class Knobs:
     """A job gives way to one of its queue that has so many times less left to do; 0: never."""
 
     @classmethod
-    def of(cls, said: Mapping[str, str]) -> "Knobs":
+    def of(cls, settings: Mapping[str, str]) -> "SchedulerOptions":
         """With what an installation says, in words."""
-        known = {item.name for item in fields(cls)}
-        if strange := sorted(set(said) - known):
-            raise Invalid(f"the scheduler has no knob {strange[0]!r:.60}", f"there are {', '.join(sorted(known))}")
-        if wrong := [name for name, text in said.items() if not text.isdecimal()]:
-            raise Invalid(f"the knob {wrong[0]} is set to {said[wrong[0]]!r:.60}", "it is a whole number")
-        return cls(**{name: type(getattr(cls(), name))(int(text)) for name, text in said.items()})
+        option_names = {item.name for item in fields(cls)}
+        if unknown := sorted(set(settings) - option_names):
+            raise Invalid(
+                f"the scheduler has no knob {unknown[0]!r:.60}", f"there are {', '.join(sorted(option_names))}"
+            )
+        if invalid := [name for name, text in settings.items() if not text.isdecimal()]:
+            raise Invalid(f"the knob {invalid[0]} is set to {settings[invalid[0]]!r:.60}", "it is a whole number")
+        return cls(**{name: type(getattr(cls(), name))(int(text)) for name, text in settings.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SchedulerSnapshot:
     """Everything a decision rests on."""
 
     now: int
     nodes: tuple[Node, ...]
     queues: tuple[Queue, ...]
     jobs: tuple[Job, ...]
-    past: tuple[Past, ...] = ()
+    past: tuple[RuntimeQuantiles, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     reclaimed: tuple[tuple[str, int, int], ...] = ()
     """(pool, when, milli-GPU) taken back in the last window."""
-    knobs: Knobs = field(default_factory=Knobs)
+    knobs: SchedulerOptions = field(default_factory=SchedulerOptions)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class JobStart:
     """Run it there."""
 
     job: str
-    spots: tuple[Spot, ...]
+    spots: tuple[SlotPlacement, ...]
     band: int
     """Best effort where its budget is used up."""
     why: str
@@ -314,18 +316,18 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class JobResize:
     """Let an elastic job have these places instead of those it has."""
 
     job: str
-    spots: tuple[Spot, ...]
+    spots: tuple[SlotPlacement, ...]
     why: str
     wanted_by: str = ""
     """The job that gets what it gives up; empty when it grows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
+class JobEviction:
     """Save, stop, queue again."""
 
     job: str
@@ -338,7 +340,7 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class WaitReason:
     """Why a job waits, in one dominant word, and what would start it now."""
 
     code: str
@@ -354,10 +356,10 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SchedulePlan:
     """What one cycle decided, in the order it is to be done."""
 
-    starts: tuple[Start, ...] = ()
-    resizes: tuple[Resize, ...] = ()
-    evictions: tuple[Evict, ...] = ()
+    starts: tuple[JobStart, ...] = ()
+    resizes: tuple[JobResize, ...] = ()
+    evictions: tuple[JobEviction, ...] = ()
     reservations: tuple[Reservation, ...] = ()

@@ -11,413 +11,470 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from falaj.core.errors import NotFound
-from falaj.schedule.blocked import refused
-from falaj.schedule.budget import BUDGET
-from falaj.schedule.changes import Change, Fix, altered, changed, less, merged, ways
-from falaj.schedule.decide import Scheduler
-from falaj.schedule.ground import Refusal
+from falaj.schedule.amount_text import BUDGET_UNITS, describe_amount, format_budget_amount
+from falaj.schedule.blocked_jobs import explain_refusal
+from falaj.schedule.budget import BUDGET_PREFIX
+from falaj.schedule.cluster_state import ClusterState
+from falaj.schedule.fair_share import ShareTree
 from falaj.schedule.model import (
     BANDS,
     BEST_EFFORT,
     GPU,
+    MILLI_PER_UNIT,
     NEVER,
-    WHOLE,
-    Ask,
     Job,
+    JobShape,
     Node,
     Queue,
-    Reason,
-    Shape,
-    Snapshot,
-    Spot,
+    SchedulerSnapshot,
+    SlotPlacement,
+    SlotRequest,
+    WaitReason,
 )
-from falaj.schedule.place import place
-from falaj.schedule.share import Tree
-from falaj.schedule.words import BUDGETS, counted, spendable
-from falaj.schedule.world import World
+from falaj.schedule.placement import find_placement
+from falaj.schedule.request_changes import (
+    RequestChange,
+    SuggestedFix,
+    alter_job,
+    apply_change,
+    find_combined_relaxation,
+    iter_relaxations,
+    merge_changes,
+)
+from falaj.schedule.scheduler import Scheduler
+from falaj.schedule.state import Refusal
 
-SOON = "its turn is now: it starts with the next decision"
-MOST_TRIES = 24
+STARTS_NOW_TEXT = "its turn is now: it starts with the next decision"
+MAX_TRIES = 24
 """So many changes of one kind are tried."""
-_MOST_RAISED = 4
+_MAX_RAISED = 4
 """So many limits and budgets are raised for one job."""
-_MOST_PROVEN = 1000
-_QUOTAS = ("limit", "budget", "guarantee-of-others")
-NOTHING: Fix = ("", ())
+_MAX_PROVEN = 1000
+_QUOTA_CODES = ("limit", "budget", "guarantee-of-others")
+NO_FIX: SuggestedFix = ("", ())
 
 
-class _Proven(NamedTuple):
+class _ProvenRequests(NamedTuple):
     """What could run on a fleet, by queue and shape."""
 
     facts: tuple[list[Node], list[Any]]
-    asked: set[tuple[str, Shape]]
+    asked: set[tuple[str, JobShape]]
 
 
-_PROVEN = [_Proven(([], []), set())]
+_PROVEN = [_ProvenRequests(([], []), set())]
 """The last fleet that was asked of."""
 
 
-def explain(source: Snapshot | Scheduler, job_id: str, closed: Mapping[str, Sequence[str]] | None = None) -> Reason:
+def explain_wait(
+    source_state: SchedulerSnapshot | Scheduler, job_id: str, closed: Mapping[str, Sequence[str]] | None = None
+) -> WaitReason:
     """Why a job waits, when it will start, and what would start it now.
 
     `closed` are the nodes and clusters that somebody closed and can open again, with the nodes that take work then.
     """
-    facts = source if isinstance(source, Snapshot) else source.snapshot(source.now)
-    job = next((one for one in facts.jobs if one.id == job_id), None)
+    facts = source_state if isinstance(source_state, SchedulerSnapshot) else source_state.snapshot(source_state.now)
+    job = next((candidate for candidate in facts.jobs if candidate.id == job_id), None)
     if job is None:
         raise NotFound(f"there is no job {job_id}", "it is over, or was never submitted", job_id)
     if job.spots:
-        word = "it is being stopped, and waits again when it is gone" if job.stopping else "it runs"
-        return Reason("stopping" if job.stopping else "held", word, starts=facts.now)
-    never = possible(facts.nodes, facts.queues, job)
-    if never is not None:
-        return never
-    board = _Asked(facts)
-    board.cycle(facts.now)
-    if job_id in board.running:
-        return Reason("capacity", SOON, starts=facts.now)
-    reason = board.reason(job)
-    text, change = _Fixes(facts, board, job).best(reason.code, closed or {})
+        state_text = "it is being stopped, and waits again when it is gone" if job.stopping else "it runs"
+        return WaitReason("stopping" if job.stopping else "held", state_text, starts=facts.now)
+    impossible = find_impossible_reason(facts.nodes, facts.queues, job)
+    if impossible is not None:
+        return impossible
+    probe = _ProbeScheduler(facts)
+    probe.cycle(facts.now)
+    if job_id in probe.running:
+        return WaitReason("capacity", STARTS_NOW_TEXT, starts=facts.now)
+    reason = probe.reason(job)
+    text, change = _FixSearch(facts, probe, job).best(reason.code, closed or {})
     return replace(reason, fix=text, change=change)
 
 
-def reasons(facts: Snapshot, job_ids: Collection[str]) -> dict[str, Reason]:
+def explain_waits(facts: SchedulerSnapshot, job_ids: Collection[str]) -> dict[str, WaitReason]:
     """Why these jobs wait, without what would help: one decision for all of them, however many are asked about."""
     waiting = [job for job in facts.jobs if job.id in job_ids and not job.spots]
     if not waiting:
         return {}
-    alone = _alone(facts.nodes, facts.queues)
-    board = _Asked(facts)
-    board.cycle(facts.now)
-    found: dict[str, Reason] = {}
+    empty_fleet = _build_empty_fleet(facts.nodes, facts.queues)
+    probe = _ProbeScheduler(facts)
+    probe.cycle(facts.now)
+    reason_by_job: dict[str, WaitReason] = {}
     for job in waiting:
-        never = _wrong(job.shape) or _never(*alone, job)
-        if never:
-            found[job.id] = Reason("impossible", never)
-        elif job.id in board.running:
-            found[job.id] = Reason("capacity", SOON, starts=facts.now)
+        problem = _find_shape_problem(job.shape) or _explain_never(*empty_fleet, job)
+        if problem:
+            reason_by_job[job.id] = WaitReason("impossible", problem)
+        elif job.id in probe.running:
+            reason_by_job[job.id] = WaitReason("capacity", STARTS_NOW_TEXT, starts=facts.now)
         else:
-            found[job.id] = board.reason(job)
-    return found
+            reason_by_job[job.id] = probe.reason(job)
+    return reason_by_job
 
 
-def starts(facts: Snapshot, job_id: str) -> bool:
+def can_start(facts: SchedulerSnapshot, job_id: str) -> bool:
     """Does a job start, given these facts, or is room made for it?"""
-    return _begins(Scheduler(facts), job_id)
+    return _is_start_planned(Scheduler(facts), job_id)
 
 
-def possible(nodes: Sequence[Node], queues: Sequence[Queue], job: Job) -> Reason | None:
+def find_impossible_reason(nodes: Sequence[Node], queues: Sequence[Queue], job: Job) -> WaitReason | None:
     """None when a job could run if nothing else did; else why it never can, and the nearest request that could."""
-    wrong = _wrong(job.shape)
-    if wrong:
-        return Reason("impossible", wrong)
+    problem = _find_shape_problem(job.shape)
+    if problem:
+        return WaitReason("impossible", problem)
     # Most jobs ask for what others asked for before, of the same fleet: that it can be is worth remembering.
-    facts = list(nodes), [(one.name, one.limit, one.guarantee, one.lend) for one in queues]
-    asked = job.queue, job.shape
+    facts = list(nodes), [(queue.name, queue.limit, queue.guarantee, queue.lend) for queue in queues]
+    request = job.queue, job.shape
     proven = _PROVEN[0]
-    if asked in proven.asked and proven.facts == facts:
+    if request in proven.asked and proven.facts == facts:
         return None
-    world, tree = _alone(nodes, queues)
-    text = _never(world, tree, job)
+    cluster_state, tree = _build_empty_fleet(nodes, queues)
+    text = _explain_never(cluster_state, tree, job)
     if not text:
-        if proven.facts != facts or len(proven.asked) >= _MOST_PROVEN:
-            proven = _PROVEN[0] = _Proven(facts, set())
-        proven.asked.add(asked)
+        if proven.facts != facts or len(proven.asked) >= _MAX_PROVEN:
+            proven = _PROVEN[0] = _ProvenRequests(facts, set())
+        proven.asked.add(request)
         return None
 
-    def helps(change: Change) -> bool:
-        return not _never(world, tree, altered(job, change))
+    def would_help(change: RequestChange) -> bool:
+        return not _explain_never(cluster_state, tree, alter_job(job, change))
 
     # First with less of something, then without it, then with less of several things.
-    singles = (way for whole in (False, True) for way in ways(job.shape, whole=whole))
-    fix = next((found for way in singles if (found := way.nearest(helps)) is not None), None) or less(job, helps)
-    return Reason("impossible", text, f"ask for {fix[0]}", fix[1]) if fix else Reason("impossible", text)
+    singles = (
+        relaxation
+        for allow_removal in (False, True)
+        for relaxation in iter_relaxations(job.shape, allow_removal=allow_removal)
+    )
+    fix = next(
+        (nearest for relaxation in singles if (nearest := relaxation.nearest(would_help)) is not None), None
+    ) or find_combined_relaxation(job, would_help)
+    return WaitReason("impossible", text, f"ask for {fix[0]}", fix[1]) if fix else WaitReason("impossible", text)
 
 
 # reasons
 
 
-class _Asked(Scheduler):
+class _ProbeScheduler(Scheduler):
     """A scheduler of one's own, to be asked about its jobs."""
 
-    def __init__(self, facts: Snapshot) -> None:
+    def __init__(self, facts: SchedulerSnapshot) -> None:
         super().__init__(facts)
-        self._when: dict[tuple[str, int], int] = {}
+        self._admitted_at_cache: dict[tuple[str, int], int] = {}
         """By leaf and shape, when quotas let one more of it in."""
 
-    def reason(self, job: Job) -> Reason:
+    def reason(self, job: Job) -> WaitReason:
         """The one word that says most."""
         if job.id in self.lines.resting:
-            return Reason("backing-off", "its cluster refused it; it is tried again later", starts=job.not_before)
-        at, _ = self._turn(job)
+            return WaitReason("backing-off", "its cluster refused it; it is tried again later", starts=job.not_before)
+        starts_at, _ = self._find_expected_start(job)
         fits, refusal = self.look(job)
         if refusal is not None:
-            return replace(refused(job.queue, refusal), starts=max(at, self._allowed(job, refusal)))
+            return replace(
+                explain_refusal(job.queue, refusal), starts=max(starts_at, self._find_allowed_at(job, refusal))
+            )
         if self.waited_for(job.id):
-            return Reason("stopping", "others are being stopped to make room for it", starts=at)
+            return WaitReason("stopping", "others are being stopped to make room for it", starts=starts_at)
         if fits:
-            return Reason("reservation", "the places it fits in are held for jobs that come before it", starts=at)
-        lent = self.turns.lend(0)
-        room = self._room_for(job)
-        self.turns.take_back(lent)
-        return replace(room, starts=at)
+            return WaitReason(
+                "reservation", "the places it fits in are held for jobs that come before it", starts=starts_at
+            )
+        lent_ids = self.turns.lend(0)
+        room_reason = self._explain_no_room(job)
+        self.turns.take_back(lent_ids)
+        return replace(room_reason, starts=starts_at)
 
     def look(self, job: Job) -> tuple[bool, Refusal | None]:
         """Would it fit if nothing were held for others, and the quota or budget that refuses it."""
         refusal = self.tree.refusal(job.queue, self.amount(self.lines.numbers[job.id]))
         if refusal is not None:
             return False, refusal
-        lent = self.turns.lend(0)
-        found, refusal = self._find(job)
-        self.turns.take_back(lent)
-        if found is None and refusal is None and (spots := self._turn(job)[1]):
-            refusal = self._afford(job, spots)[1]  # who has no room yet may not be able to pay for it, either
-        return found is not None, refusal
+        lent_ids = self.turns.lend(0)
+        choice, refusal = self._find_placement(job)
+        self.turns.take_back(lent_ids)
+        if choice is None and refusal is None and (spots := self._find_expected_start(job)[1]):
+            refusal = self._check_budgets(job, spots)[1]  # who has no room yet may not be able to pay for it, either
+        return choice is not None, refusal
 
-    def _turn(self, job: Job) -> tuple[int, tuple[Spot, ...]]:
+    def _find_expected_start(self, job: Job) -> tuple[int, tuple[SlotPlacement, ...]]:
         """When and where there is room for it; never, where that is not known."""
-        turn = self.turns.of.get(job.id)
-        if turn is not None and turn.spots:
-            return turn.at, turn.spots
+        reservation = self.turns.of.get(job.id)
+        if reservation is not None and reservation.spots:
+            return reservation.at, reservation.spots
         return self.profile.earliest(job.shape, job.shape.least, self.now) or (NEVER, ())
 
-    def _allowed(self, job: Job, refusal: Refusal) -> int:
+    def _find_allowed_at(self, job: Job, refusal: Refusal) -> int:
         """When what refuses it lets it in: as what runs ends, or when a budget's window is over."""
-        if refusal[1].startswith(BUDGET):
-            unit = refusal[1].removeprefix(BUDGET)
-            short = [one for one in self.budgets.of(refusal[0]) if one.unit == unit]
+        if refusal[1].startswith(BUDGET_PREFIX):
+            unit = refusal[1].removeprefix(BUDGET_PREFIX)
+            budgets = [budget for budget in self.budgets.of(refusal[0]) if budget.unit == unit]
             # What it costs is what is missing and what is left.
-            ends = [one.ends for one in short if refusal[2] <= one.spent + one.held]
+            ends = [budget.ends for budget in budgets if refusal[2] <= budget.spent + budget.held]
             return max(ends) if ends else NEVER
-        line = job.queue, self.lines.numbers[job.id]
-        if line not in self._when:
-            self._when[line] = self._let_in(job.queue, self.amount(line[1]))
-        return self._when[line]
+        line_key = job.queue, self.lines.numbers[job.id]
+        if line_key not in self._admitted_at_cache:
+            self._admitted_at_cache[line_key] = self._find_admitted_at(job.queue, self.amount(line_key[1]))
+        return self._admitted_at_cache[line_key]
 
-    def _let_in(self, queue: str, amount: list[int]) -> int:
+    def _find_admitted_at(self, queue: str, amount: list[int]) -> int:
         """When quotas let a leaf have so much more, if what runs ends as expected and nobody else takes it."""
-        ends = sorted((self.profile.end(one.id), one.id) for one in self.running.values())
-        gone = list[str]()
-        at = NEVER
-        for end, one in ends:
-            gone.append(one)
-            self.tree.charge(self.running[one].queue, self._counted[one], -1)
+        ends = sorted((self.profile.end(entry.id), entry.id) for entry in self.running.values())
+        ended_ids = list[str]()
+        admitted_at = NEVER
+        for end, entry in ends:
+            ended_ids.append(entry)
+            self.tree.charge(self.running[entry].queue, self._charged_amounts[entry], -1)
             if self.tree.refusal(queue, amount) is None:
-                at = end
+                admitted_at = end
                 break
-        for one in gone:
-            self.tree.charge(self.running[one].queue, self._counted[one])
-        return at
+        for entry in ended_ids:
+            self.tree.charge(self.running[entry].queue, self._charged_amounts[entry])
+        return admitted_at
 
-    def _room_for(self, job: Job) -> Reason:
+    def _explain_no_room(self, job: Job) -> WaitReason:
         """No place has room for all of it, too little is free, or in too small pieces, or nothing of it is open."""
-        shape, stays = job.shape, self._lasting(job)
-        if shape.required and place(self.world, replace(shape, required=False), shape.least, stays) is not None:
-            return Reason("topology", f"no {shape.level} has room for all of it, though the whole has")
-        ask = shape.roles[0].ask
-        suits = self.profile.suiting(ask)
-        rows = [row for row in np.flatnonzero(suits.any(axis=1)).tolist() if self.world.nodes[row].open]
+        shape, staying_nodes = job.shape, self._list_nodes_outlasting(job)
+        if (
+            shape.required
+            and find_placement(self.world, replace(shape, required=False), shape.least, staying_nodes) is not None
+        ):
+            return WaitReason("topology", f"no {shape.level} has room for all of it, though the whole has")
+        request = shape.roles[0].ask
+        suitable = self.profile.suiting(request)
+        rows = [row for row in np.flatnonzero(suitable.any(axis=1)).tolist() if self.world.nodes[row].open]
         if not rows:
-            return Reason("place", "every node it could run on is closed, ill or does not answer")
-        rows = [row for row in rows if stays is None or stays[row]]
+            return WaitReason("place", "every node it could run on is closed, ill or does not answer")
+        rows = [row for row in rows if staying_nodes is None or staying_nodes[row]]
         if not rows:
-            return Reason("place", "every node it could run on goes before it would be over")
-        each = ask.gpus * WHOLE or ask.milli
-        if not each:
-            return Reason("capacity", "too little is free")
-        need, free = shape.least * each, int(self.world.dev[rows].clip(0)[suits[rows]].sum())
-        verb = "is" if free == WHOLE else "are"
-        if free >= need:
-            text = f"{counted(GPU, free)} {verb} free for its {need / WHOLE:g}, in pieces that are too small"
-            return Reason("fragmented", text)
-        return Reason("capacity", f"it needs {counted(GPU, need)} where {free / WHOLE:g} {verb} free")
+            return WaitReason("place", "every node it could run on goes before it would be over")
+        slot_milli = request.gpus * MILLI_PER_UNIT or request.milli
+        if not slot_milli:
+            return WaitReason("capacity", "too little is free")
+        needed_milli, free = shape.least * slot_milli, int(self.world.dev[rows].clip(0)[suitable[rows]].sum())
+        verb = "is" if free == MILLI_PER_UNIT else "are"
+        if free >= needed_milli:
+            text = (
+                f"{describe_amount(GPU, free)} {verb} free for its "
+                f"{needed_milli / MILLI_PER_UNIT:g}, in pieces that are too small"
+            )
+            return WaitReason("fragmented", text)
+        return WaitReason(
+            "capacity", f"it needs {describe_amount(GPU, needed_milli)} where {free / MILLI_PER_UNIT:g} {verb} free"
+        )
 
 
-def _begins(board: Scheduler, job_id: str) -> bool:
-    plan = board.cycle(board.now)
-    wanted = [one.wanted_by for one in plan.evictions] + [one.wanted_by for one in plan.resizes]
-    return job_id in wanted or any(start.job == job_id for start in plan.starts)
+def _is_start_planned(probe: Scheduler, job_id: str) -> bool:
+    plan = probe.cycle(probe.now)
+    beneficiaries = [change.wanted_by for change in plan.evictions] + [change.wanted_by for change in plan.resizes]
+    return job_id in beneficiaries or any(start.job == job_id for start in plan.starts)
 
 
 # changes
 
 
-class _Fixes:
+class _FixSearch:
     """Changes that may start a job, each tried on a copy of the facts."""
 
-    def __init__(self, facts: Snapshot, board: _Asked, job: Job) -> None:
-        self._facts, self._board, self._job = facts, board, job
-        self._known: dict[Change, bool] = {}
-        self._left = 0
+    def __init__(self, facts: SchedulerSnapshot, probe: _ProbeScheduler, job: Job) -> None:
+        self._facts, self._probe, self._job = facts, probe, job
+        self._tried_changes: dict[RequestChange, bool] = {}
+        self._tries_left = 0
 
-    def best(self, code: str, closed: Mapping[str, Sequence[str]]) -> Fix:
+    def best(self, code: str, closed: Mapping[str, Sequence[str]]) -> SuggestedFix:
         """The smallest change that starts it; nothing where none was found."""
         if code == "backing-off":
-            return self._again(closed)
-        return next(filter(None, self._in_turn(code, closed)), NOTHING)
+            return self._retry_fix(closed)
+        return next(filter(None, self._iter_fixes(code, closed)), NO_FIX)
 
-    def _again(self, closed: Mapping[str, Sequence[str]]) -> Fix:
+    def _retry_fix(self, closed: Mapping[str, Sequence[str]]) -> SuggestedFix:
         """Try it again at once; and whatever else it takes then."""
         text, change = fix = "try it again at once", (("not_before", "0"),)
-        if self._whole(fix) is not None:
+        if self._check_fix(fix) is not None:
             return fix
-        rest = explain(changed(self._facts, self._job.id, change), self._job.id, closed)
-        return (f"{text}, and {rest.fix}", merged(change, rest.change)) if rest.change else NOTHING
+        rest_reason = explain_wait(apply_change(self._facts, self._job.id, change), self._job.id, closed)
+        return (
+            (f"{text}, and {rest_reason.fix}", merge_changes(change, rest_reason.change))
+            if rest_reason.change
+            else NO_FIX
+        )
 
-    def _in_turn(self, code: str, closed: Mapping[str, Sequence[str]]) -> Iterator[Fix | None]:
-        raised = self._raised() if code in _QUOTAS else NOTHING
-        gentle = code != "guarantee-of-others"  # to ask for less is gentler than to take what somebody keeps
-        if raised[1] and gentle:
-            yield self._whole(raised)
+    def _iter_fixes(self, code: str, closed: Mapping[str, Sequence[str]]) -> Iterator[SuggestedFix | None]:
+        raise_fix = self._raise_quotas() if code in _QUOTA_CODES else NO_FIX
+        ask_less_first = code != "guarantee-of-others"  # to ask for less is gentler than to take what somebody keeps
+        if raise_fix[1] and ask_less_first:
+            yield self._check_fix(raise_fix)
         if code == "place":
-            doors = [(f"open {name}", ((f"open:{name}", ",".join(nodes)),)) for name, nodes in closed.items()]
-            yield from map(self._whole, doors[:MOST_TRIES])
-            yield self._whole((f"open {', '.join(closed)}", tuple(pair for _, change in doors for pair in change)))
-        yield self._less(NOTHING, code)
-        if raised[1]:
-            yield self._whole(raised)
-            yield self._less(raised, code)
-        yield self._waits(raised)
+            open_fixes = [(f"open {name}", ((f"open:{name}", ",".join(nodes)),)) for name, nodes in closed.items()]
+            yield from map(self._check_fix, open_fixes[:MAX_TRIES])
+            yield self._check_fix(
+                (f"open {', '.join(closed)}", tuple(pair for _, change in open_fixes for pair in change))
+            )
+        yield self._relax_request(NO_FIX, code)
+        if raise_fix[1]:
+            yield self._check_fix(raise_fix)
+            yield self._relax_request(raise_fix, code)
+        yield self._wait_for_ends(raise_fix)
 
-    def _helps(self, change: Change) -> bool:
+    def _is_helpful(self, change: RequestChange) -> bool:
         """Does it start then? Every kind of change has its own share of tries."""
-        if change not in self._known and self._left > 0:
-            self._left -= 1
-            self._known[change] = starts(changed(self._facts, self._job.id, change), self._job.id)
-        return self._known.get(change, False)
+        if change not in self._tried_changes and self._tries_left > 0:
+            self._tries_left -= 1
+            self._tried_changes[change] = can_start(apply_change(self._facts, self._job.id, change), self._job.id)
+        return self._tried_changes.get(change, False)
 
-    def _whole(self, fix: Fix) -> Fix | None:
-        self._left += 1
-        return fix if self._helps(fix[1]) else None
+    def _check_fix(self, fix: SuggestedFix) -> SuggestedFix | None:
+        self._tries_left += 1
+        return fix if self._is_helpful(fix[1]) else None
 
-    def _less(self, base: Fix, code: str) -> Fix | None:
+    def _relax_request(self, base: SuggestedFix, code: str) -> SuggestedFix | None:
         """Ask for less, or stand in another band."""
-        before = f"{base[0]}, and " if base[0] else ""
-        for way in ways(self._job.shape, whole=False):
-            self._left = MOST_TRIES
-            found = way.nearest(lambda change: self._helps(merged(base[1], change)))
-            if found is not None:
-                return f"{before}ask for {found[0]}", merged(base[1], found[1])
-        tree, band = self._board.tree, self._job.shape.band
+        prefix = f"{base[0]}, and " if base[0] else ""
+        for relaxation in iter_relaxations(self._job.shape, allow_removal=False):
+            self._tries_left = MAX_TRIES
+            nearest = relaxation.nearest(lambda change: self._is_helpful(merge_changes(base[1], change)))
+            if nearest is not None:
+                return f"{prefix}ask for {nearest[0]}", merge_changes(base[1], nearest[1])
+        tree, band = self._probe.tree, self._job.shape.band
         queues = [tree.queues[row] for row in tree.paths[tree.index[self._job.queue]]]
         top = min(min(queue.top_band, queue.ask_band) for queue in queues)
         # What is best effort is not charged.
-        for other in (*range(band + 1, top + 1), *((BEST_EFFORT,) if code == "budget" and band else ())):
-            word = "raise" if other > band else "lower"
-            fix = f"{before}{word} it to the band {BANDS[other]}", merged(base[1], (("band", str(other)),))
-            if self._whole(fix) is not None:
+        for other_band in (*range(band + 1, top + 1), *((BEST_EFFORT,) if code == "budget" and band else ())):
+            verb = "raise" if other_band > band else "lower"
+            fix = (
+                f"{prefix}{verb} it to the band {BANDS[other_band]}",
+                merge_changes(base[1], (("band", str(other_band)),)),
+            )
+            if self._check_fix(fix) is not None:
                 return fix
         return None
 
-    def _raised(self) -> Fix:
+    def _raise_quotas(self) -> SuggestedFix:
         """What refuses it raised, one quota or budget after the other, until nothing does; nothing where that cannot
         be."""
-        board, texts, change = self._board, dict[str, str](), Change()
-        before = Counter[tuple[str, str]]()
-        for _ in range(_MOST_RAISED):
-            _, refusal = board.look(self._job)
+        probe, texts, change = self._probe, dict[str, str](), RequestChange()
+        raise_counts = Counter[tuple[str, str]]()
+        for _ in range(_MAX_RAISED):
+            _, refusal = probe.look(self._job)
             if refusal is None:
                 break
-            step = _raise(board.tree, self._job.queue, refusal, before[refusal[:2]])
+            step = _raise_step(probe.tree, self._job.queue, refusal, raise_counts[refusal[:2]])
             if step is None:
                 break
-            before[refusal[:2]] += 1
-            key, worth, text = step
+            raise_counts[refusal[:2]] += 1
+            key, value, text = step
             if key.startswith("budget:"):
-                worth += int(dict(change).get(key, "0"))
-            texts[key] = text(worth)
-            change = merged(change, ((key, str(worth)),))
-            board = _Asked(changed(self._facts, self._job.id, change))
-            if _begins(board, self._job.id):
-                self._known[change] = True
+                value += int(dict(change).get(key, "0"))
+            texts[key] = text(value)
+            change = merge_changes(change, ((key, str(value)),))
+            probe = _ProbeScheduler(apply_change(self._facts, self._job.id, change))
+            if _is_start_planned(probe, self._job.id):
+                self._tried_changes[change] = True
                 break
         return " and ".join(texts.values()), change
 
-    def _waits(self, base: Fix) -> Fix | None:
+    def _wait_for_ends(self, base: SuggestedFix) -> SuggestedFix | None:
         """Wait for the end of as few jobs as it takes: of those that run, the soonest first; of those that come before
         it, too, at last."""
-        board, job = self._board, self._job
-        ends = sorted((board.profile.end(one.id), one.id) for one in board.running.values())
-        before = sorted((one.submitted, one.id) for one in board.lines.jobs.values() if one.id != job.id)
-        near = [name for _, name in (*ends, *before)]
-        self._left = MOST_TRIES
+        probe, job = self._probe, self._job
+        ends = sorted((probe.profile.end(pending_job.id), pending_job.id) for pending_job in probe.running.values())
+        earlier = sorted(
+            (pending_job.submitted, pending_job.id)
+            for pending_job in probe.lines.jobs.values()
+            if pending_job.id != job.id
+        )
+        job_ids = [name for _, name in (*ends, *earlier)]
+        self._tries_left = MAX_TRIES
 
-        def fix(count: int) -> Fix:
-            text = f"{near[0]} ends" if count == 1 else f"{count} jobs are over, {near[count - 1]} the last"
+        def wait_fix(count: int) -> SuggestedFix:
+            text = f"{job_ids[0]} ends" if count == 1 else f"{count} jobs are over, {job_ids[count - 1]} the last"
             text = f"{base[0]}, and wait until {text}" if base[0] else f"wait until {text}"
-            return text, merged(base[1], (("after", ",".join(near[:count])),))
+            return text, merge_changes(base[1], (("after", ",".join(job_ids[:count])),))
 
-        few, many = 0, 1
-        while many < len(near) and not self._helps(fix(many)[1]):
-            few, many = many, 4 * many
-        many = min(many, len(near))
-        if not many or not self._helps(fix(many)[1]):
+        low, high = 0, 1
+        while high < len(job_ids) and not self._is_helpful(wait_fix(high)[1]):
+            low, high = high, 4 * high
+        high = min(high, len(job_ids))
+        if not high or not self._is_helpful(wait_fix(high)[1]):
             return None
-        while many - few > 1:
-            middle = (few + many) // 2
-            few, many = (few, middle) if self._helps(fix(middle)[1]) else (middle, many)
-        return fix(many)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._is_helpful(wait_fix(middle)[1]) else (middle, high)
+        return wait_fix(high)
 
 
-def _raise(tree: Tree, queue: str, refusal: Refusal, times: int) -> tuple[str, int, Callable[[int], str]] | None:
+def _raise_step(
+    tree: ShareTree, queue: str, refusal: Refusal, times_raised: int
+) -> tuple[str, int, Callable[[int], str]] | None:
     """What to raise to how much, and how that is said. Others may take what is raised: the next time it is more."""
     name, quota, missing = refusal
-    if quota.startswith(BUDGET):
-        unit = quota.removeprefix(BUDGET)
-        said = BUDGETS[unit][0]
+    if quota.startswith(BUDGET_PREFIX):
+        unit = quota.removeprefix(BUDGET_PREFIX)
+        unit_text = BUDGET_UNITS[unit][0]
         return (
             f"budget:{name}:{unit}",
             missing,
-            lambda more: f"raise the budget of {name} by {spendable(unit, more)} {said}",
+            lambda raised_by: f"raise the budget of {name} by {format_budget_amount(unit, raised_by)} {unit_text}",
         )
     row = tree.index[name]
     if queue == name or queue.startswith(name + "/"):
-        limit = tree.limit[row][tree.quotas.index(quota)] + (missing << times)
-        return f"limit:{name}:{quota}", limit, lambda most: f"raise the limit of {name} to {counted(quota, most)}"
-    keeper = tree.queues[row]
-    promised = keeper.guarantee.get(quota, 0)
-    lent = keeper.lend.get(quota, promised)
-    more = min(lent + (missing << times), promised)
+        limit = tree.limit[row][tree.quotas.index(quota)] + (missing << times_raised)
+        return (
+            f"limit:{name}:{quota}",
+            limit,
+            lambda raised_to: f"raise the limit of {name} to {describe_amount(quota, raised_to)}",
+        )
+    keeping_queue = tree.queues[row]
+    promised = keeping_queue.guarantee.get(quota, 0)
+    lent = keeping_queue.lend.get(quota, promised)
+    raised_by = min(lent + (missing << times_raised), promised)
     return (
-        (f"lend:{name}:{quota}", more, lambda most: f"let {name} lend {counted(quota, most)}") if more > lent else None
+        (f"lend:{name}:{quota}", raised_by, lambda raised_to: f"let {name} lend {describe_amount(quota, raised_to)}")
+        if raised_by > lent
+        else None
     )
 
 
 # what can never be
 
 
-def _alone(nodes: Sequence[Node], queues: Sequence[Queue]) -> tuple[World, Tree]:
+def _build_empty_fleet(nodes: Sequence[Node], queues: Sequence[Queue]) -> tuple[ClusterState, ShareTree]:
     """The fleet as it is when nothing runs and nothing is closed."""
-    world = World([replace(node, open=True, leaving=NEVER) for node in nodes])
-    return world, Tree(queues, world.pools())
+    cluster_state = ClusterState([replace(each_node, open=True, leaving=NEVER) for each_node in nodes])
+    return cluster_state, ShareTree(queues, cluster_state.pools())
 
 
-def _never(world: World, tree: Tree, job: Job) -> str:
+def _explain_never(cluster_state: ClusterState, tree: ShareTree, job: Job) -> str:
     """Why it could not even run alone; empty when it could."""
     if job.queue not in tree.index or tree.children[tree.index[job.queue]]:
         return f"{job.queue} is no queue that jobs wait in"
-    amount = world.quota(job.shape, None, job.shape.least).tolist()
+    amount = cluster_state.quota(job.shape, None, job.shape.least).tolist()
     for row in tree.paths[tree.index[job.queue]]:
-        for quota, need, limit in zip(tree.quotas, amount, tree.limit[row], strict=False):
-            if need > limit:
-                most = counted(quota, limit)
-                return f"it needs {counted(quota, need)}, and {tree.names[row]} may never have more than {most}"
-    if place(world, job.shape, job.shape.least) is None:
+        for quota, needed, limit in zip(tree.quotas, amount, tree.limit[row], strict=False):
+            if needed > limit:
+                limit_text = describe_amount(quota, limit)
+                return (
+                    f"it needs {describe_amount(quota, needed)}, and {tree.names[row]} "
+                    f"may never have more than {limit_text}"
+                )
+    if find_placement(cluster_state, job.shape, job.shape.least) is None:
         return "no set of nodes could hold it, even if nothing else ran"
     return ""
 
 
-def _wrong(shape: Shape) -> str:
+def _find_shape_problem(shape: JobShape) -> str:
     if not shape.roles or any(role.count < 1 for role in shape.roles):
         return "every role of it must have at least one slot, and it at least one role"
     if shape.low > shape.high or shape.low < 0:
         return f"its least width {shape.low} is more than its greatest, {shape.high}"
-    if any(_odd(role.ask) for role in shape.roles):
-        return f"a slot asks for whole {GPU}s, or for 1 to {WHOLE - 1} thousandths of one, and for nothing below 0"
+    if any(_is_malformed(role.ask) for role in shape.roles):
+        return (
+            f"a slot asks for whole {GPU}s, or for 1 to {MILLI_PER_UNIT - 1} "
+            "thousandths of one, and for nothing below 0"
+        )
     return ""
 
 
-def _odd(ask: Ask) -> bool:
+def _is_malformed(request: SlotRequest) -> bool:
     return (
-        bool(ask.gpus and ask.milli) or not 0 <= ask.milli < WHOLE or min((ask.gpus, *dict(ask.amounts).values())) < 0
+        bool(request.gpus and request.milli)
+        or not 0 <= request.milli < MILLI_PER_UNIT
+        or min((request.gpus, *dict(request.amounts).values())) < 0
     )

@@ -13,7 +13,7 @@ RUNNING, PROMOTED, ROLLED_BACK, STOPPED, INCONCLUSIVE = "running", "promoted", "
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class ReplicaNeeds:
     """What one replica needs, and how it runs its model."""
 
     STRUCTURE: ClassVar = (
@@ -38,7 +38,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class ScalePolicy:
     """How many replicas, and when there are more or fewer."""
 
     STRUCTURE: ClassVar = ("least", "most", "concurrency", "latency_ms", "idle_s", "keep_s")
@@ -57,7 +57,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class EndpointRules:
     """What the gateway holds callers to, and what it writes down."""
 
     STRUCTURE: ClassVar = (
@@ -84,7 +84,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Revision:
+class EndpointRevision:
     """One model version behind an endpoint. Never changed, only added."""
 
     STRUCTURE: ClassVar = ("number", "model", "made_at", "made_by", "needs", "features", "code", "root")
@@ -95,7 +95,7 @@ class Revision:
     """Pinned."""
     made_at: float
     made_by: str
-    needs: Needs = Needs()
+    needs: ReplicaNeeds = ReplicaNeeds()
     features: Ref | None = None
     """The feature service, pinned, that the model was trained on: callers then send keys."""
     code: Ref | None = None
@@ -105,7 +105,7 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialRequest:
     """How a new revision gets its traffic, where it does not get all of it as soon as it is ready."""
 
     kind: str
@@ -120,10 +120,10 @@ class Trial:
 class DeployPlan:
     """All that is said of a new revision beside its model. What is left out is as it was in the revision before."""
 
-    needs: Needs | None = None
-    scale: Scale | None = None
-    rules: Rules | None = None
-    trial: Trial | None = None
+    needs: ReplicaNeeds | None = None
+    scale: ScalePolicy | None = None
+    rules: EndpointRules | None = None
+    trial: TrialRequest | None = None
     raw: bool = False
     """Callers send the model's own inputs, though it was trained on a feature service."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class EndpointReplica:
     """One process that answers."""
 
     STRUCTURE: ClassVar = ("name", "revision", "state", "job", "address", "since")
@@ -201,10 +201,10 @@ class EndpointView:
     url: str
     traffic: Mapping[str, float]
     """Revision to share."""
-    revisions: tuple[Revision, ...]
-    replicas: tuple[Replica, ...]
-    scale: Scale
-    rules: Rules
+    revisions: tuple[EndpointRevision, ...]
+    replicas: tuple[EndpointReplica, ...]
+    scale: ScalePolicy
+    rules: EndpointRules
     rollout: Rollout | None = None
     note: str = ""
     grpc: str = ""
@@ -222,7 +222,7 @@ class EndpointPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CallPermit:
     """That somebody may call an endpoint, and how fast."""
 
     ref: Ref
@@ -232,7 +232,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class EndpointAddress:
     """Where and how an endpoint is called."""
 
     ref: Ref
@@ -244,7 +244,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class GatewayAddresses:
     """Where the gateway is reached."""
 
     http: str = ""
@@ -254,7 +254,7 @@ class Doors:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReplicaAddress:
     """Where a replica is reached, for the gateway."""
 
     name: str
@@ -266,7 +266,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class EndpointRoute:
     """All that the gateway knows of one endpoint."""
 
     tenant: str
@@ -282,10 +282,10 @@ class Route:
     """(revision, share) that is asked, too, and whose answer nobody sees."""
     live: frozenset[int]
     """Revisions that may be asked for by number."""
-    places: tuple[Place, ...]
+    places: tuple[ReplicaAddress, ...]
     key: str
     """What the gateway proves itself to replicas with."""
-    rules: Rules
+    rules: EndpointRules
     asleep: bool = False
     """Nothing runs, and a request may wake it."""
     features: Mapping[int, Ref] = field(default_factory=dict)
@@ -293,7 +293,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class MetricJudgement:
     """One metric of one arm against the base. Rates are of bad outcomes: errors, slow answers, 1 - quality."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
@@ -337,13 +337,13 @@ class VerdictView:
     shares: Mapping[str, float]
     step: int
     steps: tuple[float, ...]
-    readings: tuple[Judged, ...]
+    readings: tuple[MetricJudgement, ...]
     slow_ms: float
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
+class RequestLogLine:
     """One request that was kept, as people read it. Tensors are lists; what cannot be read is left out."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("at", "id", "arm", "revision", "status", "latency_us", "caller")
@@ -361,8 +361,8 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class LogPage:
+class RequestLogPage:
     """Some lines, newest first, and the cursor of the next page, empty at the end."""
 
-    lines: tuple[LogLine, ...]
+    lines: tuple[RequestLogLine, ...]
     next: str = ""

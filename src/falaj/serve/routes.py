@@ -3,137 +3,151 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from falaj.core.cell import Cell
-from falaj.core.context import Context
+from falaj.core.context import CallContext
+from falaj.core.policy_scope import PolicyScope
 from falaj.core.ref import Ref
-from falaj.fleet.use import every, tenants
-from falaj.govern.keys import Keyring
-from falaj.govern.secrets import SecretShelf
-from falaj.serve import books
-from falaj.serve.records import READY, Place, Route
-from falaj.serve.watch import Watch
-from falaj.store.ledger import Ledger, Reader, Writer
-from falaj.store.records import Record
+from falaj.fleet.fleet_use import iter_records, list_tenants
+from falaj.govern.keyring import Keyring
+from falaj.govern.secret_service import SecretService
+from falaj.serve import endpoint_repository
+from falaj.serve.change_watch import ChangeWatch
+from falaj.serve.records import READY, EndpointRoute, ReplicaAddress
+from falaj.store.ledger import Ledger, LedgerReader, LedgerWriter
+from falaj.store.records import LedgerRecord
 
-Table = Mapping[tuple[str, str], Route]
+RouteTable = Mapping[tuple[str, str], EndpointRoute]
 """(tenant, PROJECT.ENDPOINT) to its route."""
 
 
-class Routes:
+class RouteReader:
     """Every route, kept fresh. `read` costs two look-ups while nothing changes, and gives the same object."""
 
     def __init__(self, ledger: Ledger, keyring: Keyring) -> None:
         self._ledger = ledger
-        self._shelf = SecretShelf(ledger, keyring)
-        self._watch: Watch | None = None
-        self._table: Table = {}
-        self._keys: dict[tuple[str, str], str] = {}
+        self._secret_shelf = SecretService(ledger, keyring)
+        self._change_watch: ChangeWatch | None = None
+        self._table: RouteTable = {}
+        self._secret_by_endpoint: dict[tuple[str, str], str] = {}
 
-    def read(self, ctx: Context) -> Table:
+    def read(self, ctx: CallContext) -> RouteTable:
         """All routes as they are now; `ctx` is the house's."""
-        if self._watch is None:
-            self._watch = Watch(self._ledger, books.ENDPOINT, books.REPLICA)
-            self._table = self._all(ctx)
+        if self._change_watch is None:
+            self._change_watch = ChangeWatch(
+                self._ledger, endpoint_repository.ENDPOINT_KIND, endpoint_repository.REPLICA_KIND
+            )
+            self._table = self._read_all(ctx)
             return self._table
-        touched = {(tenant, _endpoint(ref)) for tenant, ref in self._watch.changed()}
-        renewed = self._renewed(ctx, touched) if touched else self._table
+        touched = {(tenant, _to_endpoint_ref(ref)) for tenant, ref in self._change_watch.changed()}
+        renewed = self._reread_touched(ctx, touched) if touched else self._table
         if renewed != self._table:
             self._table = renewed
         return self._table
 
-    def _all(self, ctx: Context) -> Table:
-        table: dict[tuple[str, str], Route] = {}
-        for tenant in tenants(self._ledger):
-            with self._ledger.read(ctx) as tx:
-                found = list(every(tx, books.ENDPOINT, tenant))
-            for record in found:
-                self._put(ctx, table, record)
+    def _read_all(self, ctx: CallContext) -> RouteTable:
+        table: dict[tuple[str, str], EndpointRoute] = {}
+        for tenant in list_tenants(self._ledger):
+            with self._ledger.read(ctx) as reader:
+                records = list(iter_records(reader, endpoint_repository.ENDPOINT_KIND, tenant))
+            for record in records:
+                self._put_route(ctx, table, record)
         return table
 
-    def _renewed(self, ctx: Context, touched: set[tuple[str, Ref]]) -> Table:
+    def _reread_touched(self, ctx: CallContext, touched_endpoints: set[tuple[str, Ref]]) -> RouteTable:
         table = dict(self._table)
-        for tenant, ref in touched:
-            table.pop((tenant, books.public(ref)), None)
-            with self._ledger.read(ctx) as tx:
-                record = tx.key(books.endpoint_key(tenant, ref))
+        for tenant, ref in touched_endpoints:
+            table.pop((tenant, endpoint_repository.public_name(ref)), None)
+            with self._ledger.read(ctx) as reader:
+                record = reader.key(endpoint_repository.build_endpoint_key(tenant, ref))
             if record is not None:
-                self._put(ctx, table, record)
+                self._put_route(ctx, table, record)
         return table
 
-    def _put(self, ctx: Context, table: dict[tuple[str, str], Route], record: Record) -> None:
+    def _put_route(self, ctx: CallContext, table: dict[tuple[str, str], EndpointRoute], record: LedgerRecord) -> None:
         if record.body["stopped"]:
             return
-        with self._ledger.read(ctx) as tx:
-            route = _route(tx, record, self._key(ctx, record))
+        with self._ledger.read(ctx) as reader:
+            route = _build_route(reader, record, self._resolve_secret(ctx, record))
         table[route.tenant, route.name] = route
 
-    def _key(self, ctx: Context, record: Record) -> str:
+    def _resolve_secret(self, ctx: CallContext, record: LedgerRecord) -> str:
         """What replicas and gateways prove themselves with; looked up once, and recorded then."""
         tenant, reference = record.key.tenant, str(record.body["key"])
-        known = (record.body["id"], reference)
-        if known not in self._keys:
-            asked = replace(ctx, tenant=tenant, zone=record.body["zone"])
-            self._keys[known] = self._shelf.resolve(asked, reference).decode()
-        return self._keys[known]
+        cache_key = (record.body["id"], reference)
+        if cache_key not in self._secret_by_endpoint:
+            endpoint_context = replace(ctx, tenant=tenant, zone=record.body["zone"])
+            self._secret_by_endpoint[cache_key] = self._secret_shelf.resolve(endpoint_context, reference).decode()
+        return self._secret_by_endpoint[cache_key]
 
 
-def wake(ledger: Ledger, ctx: Context, tenant: str, ref: Ref) -> bool:
+def wake_endpoint(ledger: Ledger, ctx: CallContext, tenant: str, ref: Ref) -> bool:
     """Ask for a first replica of an endpoint that is asleep; True when that was written down."""
-    mine = replace(ctx, tenant=tenant)
-    with ledger.read(mine) as tx:
-        known = tx.key(books.endpoint_key(tenant, ref))
-        if known is None or known.body["stopped"] or books.replicas_of(tx, known):
+    tenant_context = replace(ctx, tenant=tenant)
+    with ledger.read(tenant_context) as reader:
+        record = reader.key(endpoint_repository.build_endpoint_key(tenant, ref))
+        if record is None or record.body["stopped"] or endpoint_repository.list_replicas(reader, record):
             return False
 
-    def work(tx: Writer) -> bool:
-        old = tx.key(books.endpoint_key(tenant, ref))
-        if old is None or old.body["stopped"]:
+    def mark_woken(writer: LedgerWriter) -> bool:
+        old_record = writer.key(endpoint_repository.build_endpoint_key(tenant, ref))
+        if old_record is None or old_record.body["stopped"]:
             return False
-        kept = tx.put(old.key, {**old.body, "woken": ctx.now()}, rev=old.rev)
-        tx.emit("serve.wake", kept.ref)
+        new_record = writer.put(old_record.key, {**old_record.body, "woken": ctx.now()}, rev=old_record.rev)
+        writer.emit("serve.wake", new_record.ref)
         return True
 
-    return ledger.retry(mine, work)
+    return ledger.retry(tenant_context, mark_woken)
 
 
-def _endpoint(ref: Ref) -> Ref:
-    return ref if ref.kind == books.ENDPOINT else books.endpoint_of(ref)
+def _to_endpoint_ref(ref: Ref) -> Ref:
+    return ref if ref.kind == endpoint_repository.ENDPOINT_KIND else endpoint_repository.endpoint_of_replica(ref)
 
 
-def _route(tx: Reader, record: Record, key: str) -> Route:
+def _build_route(reader: LedgerReader, record: LedgerRecord, key: str) -> EndpointRoute:
     body, ref = record.body, record.ref.bare
-    places = tuple(_place(one) for one in books.replicas_of(tx, record) if one.body["state"] == READY)
-    served = {one.revision for one in places}
-    shares = _reachable(books.shares_in(body), served)
-    features = {one["number"]: Ref.parse(one["features"]) for one in body["revisions"] if one["features"]}
-    return Route(
+    addresses = tuple(
+        _to_replica_address(item)
+        for item in endpoint_repository.list_replicas(reader, record)
+        if item.body["state"] == READY
+    )
+    served_revisions = {item.revision for item in addresses}
+    shares = _redistribute_shares(endpoint_repository.read_shares(body), served_revisions)
+    features = {item["number"]: Ref.parse(item["features"]) for item in body["revisions"] if item["features"]}
+    return EndpointRoute(
         tenant=record.key.tenant,
         ref=ref,
-        name=books.public(ref),
+        name=endpoint_repository.public_name(ref),
         zone=body["zone"],
-        label=Cell.of(books.ENDPOINT, ref.project, body["zone"], record.label, record.restricted).encode(),
+        label=PolicyScope.of(
+            endpoint_repository.ENDPOINT_KIND, ref.project, body["zone"], record.label, record.restricted
+        ).encode(),
         shares=shares,
-        shadow=books.shadow_in(body),
-        live=frozenset(served),
-        places=places,
+        shadow=endpoint_repository.read_shadow(body),
+        live=frozenset(served_revisions),
+        places=addresses,
         key=key,
-        rules=books.rules_in(body),
-        asleep=not any(revision in served for revision, share in shares.values() if share),
+        rules=endpoint_repository.read_rules(body),
+        asleep=not any(revision in served_revisions for revision, share in shares.values() if share),
         features=features,
         rev=record.rev,
     )
 
 
-def _reachable(shares: dict[str, tuple[int, float]], served: set[int]) -> dict[str, tuple[int, float]]:
+def _redistribute_shares(
+    shares: dict[str, tuple[int, float]], served_revisions: set[int]
+) -> dict[str, tuple[int, float]]:
     """An arm that nobody answers for leaves its share to the base, where the base answers."""
-    base = shares.get(books.BASE)
-    if base is None or base[0] not in served or len(shares) == 1:
+    base_share = shares.get(endpoint_repository.BASE_ARM)
+    if base_share is None or base_share[0] not in served_revisions or len(shares) == 1:
         return shares
-    lost = {arm: one for arm, one in shares.items() if one[0] not in served}
-    whole = base[1] + sum(share for _, share in lost.values())
-    return {**shares, **{arm: (one[0], 0.0) for arm, one in lost.items()}, books.BASE: (base[0], whole)}
+    unreachable = {arm: arm_share for arm, arm_share in shares.items() if arm_share[0] not in served_revisions}
+    base_total = base_share[1] + sum(share for _, share in unreachable.values())
+    return {
+        **shares,
+        **{arm: (arm_share[0], 0.0) for arm, arm_share in unreachable.items()},
+        endpoint_repository.BASE_ARM: (base_share[0], base_total),
+    }
 
 
-def _place(record: Record) -> Place:
+def _to_replica_address(record: LedgerRecord) -> ReplicaAddress:
     body = record.body
-    return Place(record.key.name, body["revision"], body["host"], body["port"], body["fingerprint"])
+    return ReplicaAddress(record.key.name, body["revision"], body["host"], body["port"], body["fingerprint"])

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from falaj.core.execute import Device
-from falaj.schedule.model import Ask, Job, Node, Queue, Role, Shape
+from falaj.core.executor import Device
+from falaj.schedule.model import Job, JobShape, Node, Queue, Role, SlotRequest
 
-SLOWER = 1.015
+MURI_OVERHEAD = 1.015
 """What the authors of the Muri traces add to every iteration."""
-RESUME_S = 10
+MURI_RESTART_S = 10
 """What starting a training job again costs where a trace does not say: the middle of 4 to 46 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TraceJob:
     """A job of a trace: what is asked, and the truth about it."""
 
     job: Job
@@ -33,7 +33,7 @@ class Trace:
 
     nodes: tuple[Node, ...]
     queues: tuple[Queue, ...]
-    loads: tuple[Load, ...]
+    loads: tuple[TraceJob, ...]
 
     @property
     def gpus(self) -> int:
@@ -44,8 +44,8 @@ class Trace:
 def read_muri(file: Path, nodes: int = 8, gpus: int = 8) -> Trace:
     """A trace of the Muri artefact: submit time in milliseconds, iterations and milliseconds of one."""
     with file.open(newline="", encoding="utf-8") as lines:
-        loads = tuple(_muri(row, gpus) for row in csv.DictReader(lines))
-    return Trace(machines(nodes, gpus), (Queue("root"), Queue("root/all")), loads)
+        trace_jobs = tuple(_parse_muri_row(row, gpus) for row in csv.DictReader(lines))
+    return Trace(make_nodes(nodes, gpus), (Queue("root"), Queue("root/all")), trace_jobs)
 
 
 def without_step_counts(trace: Trace) -> Trace:
@@ -54,38 +54,44 @@ def without_step_counts(trace: Trace) -> Trace:
     return replace(trace, loads=loads)
 
 
-def machines(count: int, gpus: int, model: str = "V100", racks: int = 32, **amounts: int) -> tuple[Node, ...]:
+def make_nodes(
+    count: int, gpus: int, model: str = "V100", nodes_per_rack: int = 32, **amounts: int
+) -> tuple[Node, ...]:
     """Equal nodes, so many in a rack."""
-    have = {"cpu": 96_000, "memory": 512 * 1024} | amounts
+    node_amounts = {"cpu": 96_000, "memory": 512 * 1024} | amounts
     devices = tuple(Device(index, model, 32 * 1024, island=index // 4) for index in range(gpus))
     return tuple(
-        Node(f"sim/n{number:05}", "sim", "home", have, devices, {"rack": f"r{number // racks}"})
+        Node(f"sim/n{number:05}", "sim", "home", node_amounts, devices, {"rack": f"r{number // nodes_per_rack}"})
         for number in range(count)
     )
 
 
-def slots(gpus: int, per_node: int) -> tuple[Role, ...]:
+def split_into_slots(gpus: int, per_node: int) -> tuple[Role, ...]:
     """So many devices in as few nodes as hold them: one slot, or whole nodes."""
-    count, each = (1, gpus) if gpus <= per_node else (-(-gpus // per_node), per_node)
-    return (Role("worker", Ask(gpus=each), count),)
+    count, gpus_per_slot = (1, gpus) if gpus <= per_node else (-(-gpus // per_node), per_node)
+    return (Role("worker", SlotRequest(gpus=gpus_per_slot), count),)
 
 
-def replayed(nodes: Sequence[Node], queues: Sequence[Queue], loads: Sequence[Load]) -> Trace:
+def build_trace(nodes: Sequence[Node], queues: Sequence[Queue], trace_jobs: Sequence[TraceJob]) -> Trace:
     """A trace in the order of submission."""
-    return Trace(tuple(nodes), tuple(queues), tuple(sorted(loads, key=lambda load: (load.job.submitted, load.job.id))))
+    return Trace(
+        tuple(nodes),
+        tuple(queues),
+        tuple(sorted(trace_jobs, key=lambda trace_job: (trace_job.job.submitted, trace_job.job.id))),
+    )
 
 
-def _muri(row: dict[str, str], per_node: int) -> Load:
-    steps, step_us = int(row["iterations"]), round(float(row["iteration_time"]) * 1000 * SLOWER)
+def _parse_muri_row(row: dict[str, str], per_node: int) -> TraceJob:
+    steps, step_us = int(row["iterations"]), round(float(row["iteration_time"]) * 1000 * MURI_OVERHEAD)
     job = Job(
         id=f"job-{int(row['job_id']):05}",
         queue="root/all",
-        shape=Shape(slots(int(row["num_gpu"]), per_node)),
+        shape=JobShape(split_into_slots(int(row["num_gpu"]), per_node)),
         submitted=int(row["submit_time"]) // 1000,
         template=row["model_name"],
         steps=steps,
         resumes=True,
-        restart_s=RESUME_S,
+        restart_s=MURI_RESTART_S,
         save_s=1,
     )
-    return Load(job, steps * step_us / 1e6)
+    return TraceJob(job, steps * step_us / 1e6)

@@ -25,7 +25,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMELESS = os.O_WRONLY | getattr(os, "O_TMPFILE", os.O_DIRECTORY) | os.O_CLOEXEC
 """Where there are no such files, what opens nothing."""
 STAMP = struct.Struct("<QqqQI")
-"""As snapshot/scan.py stamps a file."""
+"""As snapshot/folder_scan.py stamps a file."""
 ORDER = struct.Struct("<HHIIB")
 """Of one file: which of the folders, the mode, where its bytes begin and end, how long the name is that follows."""
 FAILED = struct.Struct("<iI")

@@ -10,8 +10,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-from falaj.snapshot.scan import STAMP_BYTES, listed, stamp_of
-from falaj.snapshot.state import State, is_settled
+from falaj.snapshot.folder_scan import STAMP_BYTES, list_names, make_stamp
+from falaj.snapshot.publish_state import PublishState, is_settled
 
 _LEAST = 64
 """Fewer names than this are listed sooner than remembered."""
@@ -24,7 +24,7 @@ _BELIEVED = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0
 class Lists:
     """What folders hold, for one walk: they are asked for in the order of paths."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: PublishState) -> None:
         self._state = state
         self._rows = state.lists()
         self._head = next(self._rows, None)
@@ -43,13 +43,13 @@ class Lists:
     def of(self, fd: int, path: bytes) -> list[bytes]:
         """The names in an open folder, as `scan.listed` gives them."""
         self._pass_before(path)
-        stamp, begun, row = stamp_of(os.fstat(fd)), time.time_ns(), None
+        stamp, begun, row = make_stamp(os.fstat(fd)), time.time_ns(), None
         if self._head is not None and self._head[0] == path:
             row = self._head[1]
             self._head = next(self._rows, None)
         if row is not None and row.startswith(stamp):
             return row[STAMP_BYTES:].split(b"\0")
-        names = listed(fd, path)
+        names = list_names(fd, path)
         if len(names) >= _LEAST and is_settled(stamp, begun) and _believed(fd):
             self._changed.append((path, stamp + b"\0".join(names)))
             self._held += len(names)

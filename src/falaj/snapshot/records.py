@@ -4,21 +4,21 @@ from falaj.core.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TreeBatch:
     """What one publish added: a bundle of packs and pages, and the shard that says where in them each chunk lies."""
 
     bundle: str
-    """The digest that keeps all of it (core/transfer.py)."""
+    """The digest that keeps all of it (core/byte_channel.py)."""
     shard: str
     """The digest of the index, itself one of the bundle's pieces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class PublishedTree:
     """A snapshot. The root depends on names and contents only: not on order, time, machine, packs or zone."""
 
     root: str
     num_files: int
     size_bytes: int
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[TreeBatch, ...] = ()
     """Oldest first; every chunk and page of the tree is in one of them."""

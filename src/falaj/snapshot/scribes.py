@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from falaj.core.errors import Unavailable
-from falaj.core.own_environment import own_environment
+from falaj.core.minimal_environment import get_minimal_environment
 from falaj.snapshot import hand
 
 
@@ -44,9 +44,13 @@ class Scribe:
             # Neither the user's settings nor packages: it needs the standard library only, and starts in no time.
             command = [sys.executable, "-I", "-S", hand.__file__, *map(str, fds), os.fsdecode(new)]
             self._process = subprocess.Popen(  # noqa: S603 # nosec B603 - our own interpreter and file, no shell
-                command, pass_fds=fds, env=own_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                command,
+                pass_fds=fds,
+                env=get_minimal_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         except BaseException:
             ours.close()
             raise

@@ -11,7 +11,7 @@ from itertools import repeat
 from threading import active_count
 from typing import Any
 
-from falaj.snapshot.scan import MARK_BYTES, RUN
+from falaj.snapshot.folder_scan import MARK_BYTES, MAX_RUN_NAMES
 
 _ANSWER = 256
 """Bytes of one answer of `statx`, which are the same on every machine."""
@@ -30,12 +30,12 @@ class Stamper:
         # Where nobody else waits for the interpreter it is not let go for each file, which takes as long as the asking.
         library = ctypes.PyDLL if active_count() == 1 else ctypes.CDLL
         self._ask = getattr(library(None), "statx", None) if sys.byteorder == "little" else None
-        self._answers = bytearray(RUN * _ANSWER)
+        self._answers = bytearray(MAX_RUN_NAMES * _ANSWER)
         self._rows: list[Any] = []
 
     def of(self, folder: int, names: Sequence[bytes]) -> bytes | None:
         """Their stamps, as `mark` writes them; None where one is gone, or nobody can be asked in this way."""
-        if self._ask is None or len(names) > RUN:
+        if self._ask is None or len(names) > MAX_RUN_NAMES:
             return None
         for row in range(len(self._rows), len(names)):
             self._rows.append((ctypes.c_char * _ANSWER).from_buffer(self._answers, row * _ANSWER))

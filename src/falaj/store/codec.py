@@ -20,13 +20,13 @@ def to_stable_json(value: Any) -> bytes:
 
 def to_plain(value: Any) -> Any:
     """The same as plain dicts, lists, texts and numbers."""
-    return msgspec.to_builtins(value, enc_hook=_plain)
+    return msgspec.to_builtins(value, enc_hook=_encode_custom)
 
 
 def from_json(kind: Any, data: bytes | str) -> Any:
     """The value of type `kind` whose JSON this is, or Invalid."""
     try:
-        return msgspec.json.decode(data, type=kind, dec_hook=_typed)
+        return msgspec.json.decode(data, type=kind, dec_hook=_decode_custom)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(
             f"the JSON does not fit: {error}", "compare it with the verb's schema in /v1/openapi.json"
@@ -36,20 +36,20 @@ def from_json(kind: Any, data: bytes | str) -> Any:
 def from_plain(kind: Any, value: Any) -> Any:
     """The value of type `kind` whose plain form this is, or Invalid."""
     try:
-        return msgspec.convert(value, kind, dec_hook=_typed)
+        return msgspec.convert(value, kind, dec_hook=_decode_custom)
     except msgspec.ValidationError as error:
         raise Invalid(
             f"the value does not fit: {error}", "compare it with the verb's schema in /v1/openapi.json"
         ) from error
 
 
-def _plain(value: Any) -> Any:
+def _encode_custom(value: Any) -> Any:
     if isinstance(value, Ref):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
 
 
-def _typed(kind: type, value: Any) -> Any:
+def _decode_custom(kind: type, value: Any) -> Any:
     if kind is Ref:
         if not isinstance(value, str):
             raise Invalid(f"{value!r:.60} is no reference", "write kind:project/name or kind:project/name@version")
@@ -57,5 +57,5 @@ def _typed(kind: type, value: Any) -> Any:
     raise NotImplementedError(f"{kind.__name__} has no JSON form")
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
-_STABLE = msgspec.json.Encoder(enc_hook=_plain, order="deterministic")
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_custom)
+_STABLE = msgspec.json.Encoder(enc_hook=_encode_custom, order="deterministic")

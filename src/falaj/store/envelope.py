@@ -8,26 +8,28 @@ from typing import Any
 
 import msgspec
 
-from falaj.core.cell import Cell
-from falaj.core.context import Context
-from falaj.core.errors import Corrupt, FalajError, Invalid
-from falaj.core.event import Event, new_id
+from falaj.core.context import CallContext
+from falaj.core.errors import CorruptData, FalajError, Invalid
+from falaj.core.event import Event, generate_id
 from falaj.core.label import Label
-from falaj.core.ports import Cipher, EventRow, Key, Row
+from falaj.core.policy_scope import PolicyScope
+from falaj.core.ports import EventRow, RecordCipher, RecordKey, StoredRow
 from falaj.core.ref import Ref
-from falaj.store.records import Fact, Record
+from falaj.store.records import LedgerRecord, LoggedEvent
 
-PLAIN = frozenset({"key", "restored-copy"})
+UNENCRYPTED_KINDS = frozenset({"key", "restored-copy"})
 """Kinds that are never sealed: wrapped keys, since sealing them would need themselves, and the mark of a restored copy,
 which is written before its root keys are there."""
 
-_BUNDLE = 64
-_NOBODY = Key("", "", "", "")
-_tuple = tuple.__new__
-_dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_MAX_BUNDLE_EVENTS = 64
+_EMPTY_KEY = RecordKey("", "", "", "")
+_new_tuple = tuple.__new__
+_encode_canonical_json = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode
 
 
-class Envelope(msgspec.Struct, array_like=True):
+class RecordEnvelope(msgspec.Struct, array_like=True):
     """The body with the facts about it, sealed together so that nobody can lower a label beside the ciphertext."""
 
     body: dict[str, Any]
@@ -37,78 +39,90 @@ class Envelope(msgspec.Struct, array_like=True):
     restricted: bool
 
 
-class Marked(Envelope, array_like=True):
+class MarkedEnvelope(RecordEnvelope, array_like=True):
     """The same with the fields that not every version knows."""
 
     kept: tuple[str, ...] = ()
 
 
-_encode = msgspec.json.Encoder().encode
-_lines = msgspec.json.Encoder(order="deterministic").encode_lines
-_decode = msgspec.json.Decoder(Marked).decode
+_encode_json = msgspec.json.Encoder().encode
+_encode_json_lines = msgspec.json.Encoder(order="deterministic").encode_lines
+_decode_envelope = msgspec.json.Decoder(MarkedEnvelope).decode
 
 
-def seal_record(cipher: Cipher | None, record: Record, old: Record | None = None) -> Row:
+def encrypt_record(
+    cipher: RecordCipher | None, record: LedgerRecord, old_record: LedgerRecord | None = None
+) -> StoredRow:
     """The row of a record: body and envelope as ciphertext, the cell and the terms in the clear for queries. With what
-    queries found of the `old` one that it is written over."""
+    queries found of the `old_record` one that it is written over."""
     key = record.key
-    cell, label = _shown(key.kind, key.project, record.zone, record.label, record.restricted)
+    scope, label = _encode_scope_and_label(key.kind, key.project, record.zone, record.label, record.restricted)
     terms = tuple(sorted(record.terms.items())) if record.terms else ()
     try:
-        told = record.body, label, record.zone, record.author, record.restricted
-        body = _encode(Marked(*told, record.kept) if record.kept else Envelope(*told))
-        if cipher is not None and key.kind not in PLAIN:
-            body = cipher.seal(key.tenant, record.zone, body, record_aad(key, record.rev, cell, terms))
+        envelope_fields = record.body, label, record.zone, record.author, record.restricted
+        body = _encode_json(
+            MarkedEnvelope(*envelope_fields, record.kept) if record.kept else RecordEnvelope(*envelope_fields)
+        )
+        if cipher is not None and key.kind not in UNENCRYPTED_KINDS:
+            body = cipher.seal(key.tenant, record.zone, body, build_record_aad(key, record.rev, scope, terms))
     except (TypeError, ValueError, OverflowError) as error:
         raise Invalid(
             f"the body of {key.kind} {key.name[:80]} is not JSON: {error}", "texts, numbers, lists and dicts only"
         ) from error
-    before = None
-    if old is not None:
-        same = old.label is record.label and old.zone == record.zone and old.restricted == record.restricted
-        was = cell if same else cell_text(key.kind, key.project, old.zone, old.label, old.restricted)
-        before = was, terms if old.terms == record.terms else tuple(old.terms.items())
-    return Row(key, record.rev, cell, body, record.at, terms, before)
+    overwritten_index = None
+    if old_record is not None:
+        is_same_scope = (
+            old_record.label is record.label
+            and old_record.zone == record.zone
+            and old_record.restricted == record.restricted
+        )
+        old_scope = (
+            scope
+            if is_same_scope
+            else encode_scope(key.kind, key.project, old_record.zone, old_record.label, old_record.restricted)
+        )
+        overwritten_index = old_scope, terms if old_record.terms == record.terms else tuple(old_record.terms.items())
+    return StoredRow(key, record.rev, scope, body, record.at, terms, overwritten_index)
 
 
-def open_record(cipher: Cipher | None, row: Row) -> Record:
+def decrypt_record(cipher: RecordCipher | None, row: StoredRow) -> LedgerRecord:
     """The record of a row, or Corrupt when any part of it is not what was sealed."""
     key, body = row.key, row.body
-    cell = Cell.decode(row.cell)
-    if cipher is not None and key.kind not in PLAIN:
-        body = cipher.unseal(key.tenant, cell.zone, body, record_aad(key, row.rev, row.cell, row.terms))
+    scope = PolicyScope.decode(row.cell)
+    if cipher is not None and key.kind not in UNENCRYPTED_KINDS:
+        body = cipher.unseal(key.tenant, scope.zone, body, build_record_aad(key, row.rev, row.cell, row.terms))
     try:
-        inside = _decode(body)
-        label = _label(bytes(inside.label))
+        envelope = _decode_envelope(body)
+        label = _parse_label(bytes(envelope.label))
     except (msgspec.MsgspecError, FalajError) as error:
-        raise Corrupt(
+        raise CorruptData(
             f"the record {key.kind} {key.project}/{key.name} cannot be read", "restore it from a backup"
         ) from error
-    if cell_text(key.kind, key.project, inside.zone, label, inside.restricted) != row.cell:
-        raise Corrupt(f"the cell of {key.kind} {key.project}/{key.name} was altered", "restore it from a backup")
-    about = label, inside.zone, inside.author, inside.restricted
-    return Record(key, row.rev, inside.body, *about, row.at, dict(row.terms), inside.kept)
+    if encode_scope(key.kind, key.project, envelope.zone, label, envelope.restricted) != row.cell:
+        raise CorruptData(f"the cell of {key.kind} {key.project}/{key.name} was altered", "restore it from a backup")
+    envelope_facts = label, envelope.zone, envelope.author, envelope.restricted
+    return LedgerRecord(key, row.rev, envelope.body, *envelope_facts, row.at, dict(row.terms), envelope.kept)
 
 
-def record_aad(key: Key, rev: int, cell: str, terms: tuple[tuple[str, str], ...]) -> bytes:
+def build_record_aad(key: RecordKey, rev: int, scope: str, terms: tuple[tuple[str, str], ...]) -> bytes:
     """What a record's ciphertext is bound to: everything that stands beside it in the clear. No part can hold a NUL."""
-    parts = [key.tenant, key.kind, key.project, key.name, key.version, str(rev), cell]
+    fields = [key.tenant, key.kind, key.project, key.name, key.version, str(rev), scope]
     for pair in terms:
-        parts += pair
-    return "\0".join(parts).encode()
+        fields += pair
+    return "\0".join(fields).encode()
 
 
-def event_aad(tenant: str, zone: str) -> bytes:
+def build_event_aad(tenant: str, zone: str) -> bytes:
     """What the ciphertext of events is bound to; their ids are inside, and the leaf beside each one fixes all of it."""
     return f"events\0{tenant}\0{zone}".encode()
 
 
-class Voice:
+class EventFactory:
     """Whoever speaks in one transaction. `say` gives exactly `Event(...)`, several times faster: a hot path."""
 
     __slots__ = ("actor", "behalf", "credential_by", "facts", "policy", "request", "rules", "tenant", "zone")
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: CallContext) -> None:
         decision = ctx.decision
         self.actor, self.behalf = ctx.actor.id, ctx.actor.behalf
         self.credential_by = ctx.actor.credential_by
@@ -118,46 +132,47 @@ class Voice:
 
     def say(
         self,
-        verb: str,
+        operation: str,
         subject: Ref,
         inputs: tuple[Ref, ...],
         body: Mapping[str, str | int | float],
         sealed: str,
         tenant: str,
-        at: float,
+        occurred_at: float,
     ) -> Event:
         """An event, as `Event(...)` would check and make it."""
         if not subject.pinned or (inputs and not all(ref.pinned for ref in inputs)):
             raise Invalid(
-                f"the event {verb} names a thing that is not pinned", "pin every reference before it enters the log"
+                f"the event {operation} names a thing that is not pinned",
+                "pin every reference before it enters the log",
             )
-        if body and not _EXACT.issuperset(map(type, body.values())):
-            _check_body(verb, body)
-        event = _new(Event)
-        _verb(event, verb)
-        _actor(event, self.actor)
-        _subject(event, subject)
-        _tenant(event, tenant or self.tenant)
-        _zone(event, self.zone)
-        _at(event, at)
-        _inputs(event, inputs)
-        _request(event, self.request)
-        _body(event, body)
-        _behalf(event, self.behalf)
-        _policy(event, self.policy)
-        _rules(event, self.rules)
-        _sealed(event, sealed)
-        _id(event, new_id())
+        if body and not _EXACT_SCALAR_TYPES.issuperset(map(type, body.values())):
+            _require_scalar_values(operation, body)
+        event = _new_instance(Event)
+        _set_verb(event, operation)
+        _set_actor(event, self.actor)
+        _set_subject(event, subject)
+        _set_tenant(event, tenant or self.tenant)
+        _set_zone(event, self.zone)
+        _set_at(event, occurred_at)
+        _set_inputs(event, inputs)
+        _set_request(event, self.request)
+        _set_body(event, body)
+        _set_behalf(event, self.behalf)
+        _set_policy(event, self.policy)
+        _set_rules(event, self.rules)
+        _set_sealed(event, sealed)
+        _set_id(event, generate_id())
         return event
 
 
-def _check_body(verb: str, body: Mapping[str, str | int | float]) -> None:
+def _require_scalar_values(operation: str, body: Mapping[str, str | int | float]) -> None:
     for name, value in body.items():
         if not isinstance(value, (str, int, float)):
-            raise Invalid(f"{name} of the event {verb} is a {type(value).__name__}", "texts and numbers only")
+            raise Invalid(f"{name} of the event {operation} is a {type(value).__name__}", "texts and numbers only")
 
 
-class _Wire(msgspec.Struct, gc=False):
+class _EventJson(msgspec.Struct, gc=False):
     """An event as `Event.encode` writes it: the fields in the order of their names."""
 
     actor: str
@@ -179,121 +194,169 @@ class _Wire(msgspec.Struct, gc=False):
 def encode_events(events: list[Event]) -> list[bytes]:
     """`event.encode()` of each, in one go."""
     try:
-        wires = [
-            _Wire(
-                e.actor, round(e.at * 1_000_000), e.behalf, _plain(e.body), e.id, tuple([str(ref) for ref in e.inputs]),
-                e.policy, e.request, e.rules, e.sealed, str(e.subject), e.tenant, e.verb, e.zone,
+        event_jsons = [
+            _EventJson(
+                event.actor,
+                round(event.at * 1_000_000),
+                event.behalf,
+                _to_json_body(event.body),
+                event.id,
+                tuple([str(ref) for ref in event.inputs]),
+                event.policy,
+                event.request,
+                event.rules,
+                event.sealed,
+                str(event.subject),
+                event.tenant,
+                event.verb,
+                event.zone,
             )
-            for e in events
-        ]  # fmt: skip
-        return _lines(wires).split(b"\n")[:-1]
+            for event in events
+        ]
+        return _encode_json_lines(event_jsons).split(b"\n")[:-1]
     except ValueError as error:
         raise Invalid(f"an event cannot be written: {error}", "finite numbers and valid text only") from error
 
 
-def _plain(body: Mapping[str, str | int | float]) -> Any:
-    if not body or _EXACT.issuperset(map(type, body.values())):
+def _to_json_body(body: Mapping[str, str | int | float]) -> Any:
+    if not body or _EXACT_SCALAR_TYPES.issuperset(map(type, body.values())):
         return body
     # The fast encoder writes numbers with a fraction in another way than the standard one.
-    return msgspec.Raw(_dumps(body).encode())
+    return msgspec.Raw(_encode_canonical_json(body).encode())
 
 
-def seal_events(cipher: Cipher | None, events: list[Event], bundled: bool) -> list[EventRow]:
-    """The rows of a transaction's events. `bundled`: neighbours of one log are sealed together and kept once."""
+def encrypt_events(cipher: RecordCipher | None, events: list[Event], bundles_events: bool) -> list[EventRow]:
+    """The rows of a transaction's events. `bundles_events`: neighbours of one log are sealed together and kept once."""
     raws = encode_events(events)
     rows: list[EventRow] = []
-    start, count, size = 0, len(events), _BUNDLE if bundled else 1
-    while start < count:
+    start, event_count, bundle_size = 0, len(events), _MAX_BUNDLE_EVENTS if bundles_events else 1
+    while start < event_count:
         tenant, zone = events[start].tenant, events[start].zone
         stop = start + 1
-        while stop < count and stop - start < size and events[stop].tenant == tenant and events[stop].zone == zone:
+        while (
+            stop < event_count
+            and stop - start < bundle_size
+            and events[stop].tenant == tenant
+            and events[stop].zone == zone
+        ):
             stop += 1
         data = raws[start] if stop == start + 1 else b"\n".join(raws[start:stop])
         if cipher is not None:
-            data = cipher.seal(tenant, zone, data, event_aad(tenant, zone))
-        subject, key = None, _NOBODY
+            data = cipher.seal(tenant, zone, data, build_event_aad(tenant, zone))
+        subject, key = None, _EMPTY_KEY
         for part in range(stop - start):
-            e = events[start + part]
-            if e.subject is not subject:
-                subject = e.subject
-                key = Key(tenant, subject.kind, subject.project, subject.name, subject.version)
-            pins = tuple([str(ref) for ref in e.inputs]) if e.inputs else ()
+            event = events[start + part]
+            if event.subject is not subject:
+                subject = event.subject
+                key = RecordKey(tenant, subject.kind, subject.project, subject.name, subject.version)
+            input_refs = tuple([str(ref) for ref in event.inputs]) if event.inputs else ()
             leaf = sha256(b"\x00" + raws[start + part]).digest()
             # A named tuple's own constructor takes twice as long.
-            row = (e.id, tenant, zone, e.verb, e.actor, key, e.at, e.request, leaf, data, pins, "", part)
-            rows.append(_tuple(EventRow, row))
+            row = (
+                event.id,
+                tenant,
+                zone,
+                event.verb,
+                event.actor,
+                key,
+                event.at,
+                event.request,
+                leaf,
+                data,
+                input_refs,
+                "",
+                part,
+            )
+            rows.append(_new_tuple(EventRow, row))
             data = b""
         start = stop
     return rows
 
 
-_new = object.__new__
-_slots = [
+_new_instance = object.__new__
+_slot_setters = [
     Event.__dict__[name].__set__
     for name in (
         *("verb", "actor", "subject", "tenant", "zone", "at", "inputs", "request"),
         *("body", "behalf", "policy", "rules", "sealed", "id"),
     )
 ]
-_verb, _actor, _subject, _tenant, _zone, _at, _inputs, _request, _body, _behalf, _policy, _rules, _sealed, _id = _slots
-_EXACT = frozenset({str, int, bool})
+(
+    _set_verb,
+    _set_actor,
+    _set_subject,
+    _set_tenant,
+    _set_zone,
+    _set_at,
+    _set_inputs,
+    _set_request,
+    _set_body,
+    _set_behalf,
+    _set_policy,
+    _set_rules,
+    _set_sealed,
+    _set_id,
+) = _slot_setters
+_EXACT_SCALAR_TYPES = frozenset({str, int, bool})
 
 
-def open_event(cipher: Cipher | None, row: EventRow) -> Fact:
+def decrypt_event(cipher: RecordCipher | None, row: EventRow) -> LoggedEvent:
     """The fact of a row, or Corrupt when the bytes are not those that the log hashed."""
-    return open_events(cipher, [row])[0]
+    return decrypt_events(cipher, [row])[0]
 
 
-def open_events(cipher: Cipher | None, rows: list[EventRow]) -> list[Fact]:
+def decrypt_events(cipher: RecordCipher | None, rows: list[EventRow]) -> list[LoggedEvent]:
     """The facts of rows, each held against the id it was kept under."""
-    facts: list[Fact] = []
-    for row, raw in zip(rows, open_lines(cipher, rows), strict=True):
+    facts: list[LoggedEvent] = []
+    for row, raw in zip(rows, decrypt_log_lines(cipher, rows), strict=True):
         event = Event.decode(raw)
         if event.id != row.id:
-            raise Corrupt(f"event {row.id} stands in another's place", "run: falaj audit verify")
-        facts.append(Fact(event, row.pos, row.leaf, raw))
+            raise CorruptData(f"event {row.id} stands in another's place", "run: falaj audit verify")
+        facts.append(LoggedEvent(event, row.pos, row.leaf, raw))
     return facts
 
 
-def open_lines(cipher: Cipher | None, rows: list[EventRow]) -> list[bytes]:
+def decrypt_log_lines(cipher: RecordCipher | None, rows: list[EventRow]) -> list[bytes]:
     """The lines of rows, each held against its hash; those sealed together and read together are opened once."""
     raws: list[bytes] = []
-    sealed, lines = b"", list[bytes]()
+    last_ciphertext, lines = b"", list[bytes]()
     for row in rows:
         data = row.data
-        if data and data != sealed:
-            sealed = plain = data
+        if data and data != last_ciphertext:
+            last_ciphertext = plain = data
             if cipher is not None:
-                plain = cipher.unseal(row.tenant, row.zone, sealed, event_aad(row.tenant, row.zone))
+                plain = cipher.unseal(row.tenant, row.zone, last_ciphertext, build_event_aad(row.tenant, row.zone))
             lines = plain.split(b"\n")
         raws.append(lines[row.part] if row.part < len(lines) else b"")
     for row, raw in zip(rows, raws, strict=True):
         if sha256(b"\x00" + raw).digest() != row.leaf:
-            raise Corrupt(f"event {row.id} is not what the log recorded", "run: falaj audit verify")
+            raise CorruptData(f"event {row.id} is not what the log recorded", "run: falaj audit verify")
     return raws
 
 
-def key_of(ref: Ref | Key, tenant: str) -> Key:
+def to_record_key(ref: Ref | RecordKey, tenant: str) -> RecordKey:
     """The key a reference names. `@r3` names a revision of the mutable record, so its key has no version."""
-    if isinstance(ref, Key):
+    if isinstance(ref, RecordKey):
         return ref
     version = "" if ref.version[:1] == "r" and ref.version[1:].isdigit() else ref.version
-    return Key(tenant, ref.kind, ref.project, ref.name, version)
+    return RecordKey(tenant, ref.kind, ref.project, ref.name, version)
 
 
 @lru_cache(maxsize=8192)
-def cell_text(kind: str, project: str, zone: str, label: Label, restricted: bool) -> str:
+def encode_scope(kind: str, project: str, zone: str, label: Label, restricted: bool) -> str:
     """The cell's text; cached, since a house has few cells and many records."""
-    return Cell.of(kind, project, zone, label, restricted).encode()
+    return PolicyScope.of(kind, project, zone, label, restricted).encode()
 
 
 @lru_cache(maxsize=8192)
-def _shown(kind: str, project: str, zone: str, label: Label, restricted: bool) -> tuple[str, msgspec.Raw]:
+def _encode_scope_and_label(
+    kind: str, project: str, zone: str, label: Label, restricted: bool
+) -> tuple[str, msgspec.Raw]:
     """The cell's text with the label as it is sealed: looked up at once, for every record that is written."""
-    return cell_text(kind, project, zone, label, restricted), msgspec.Raw(_encode(label.to_dict()))
+    return encode_scope(kind, project, zone, label, restricted), msgspec.Raw(_encode_json(label.to_dict()))
 
 
 @lru_cache(maxsize=4096)
-def _label(raw: bytes) -> Label:
-    fields: dict[str, object] = json.loads(raw)
-    return Label.parse(fields)
+def _parse_label(raw: bytes) -> Label:
+    label_fields: dict[str, object] = json.loads(raw)
+    return Label.parse(label_fields)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from falaj.core.data import dataclass
 from falaj.core.event import Event
 from falaj.core.label import Label
-from falaj.core.ports import Key
+from falaj.core.ports import RecordKey
 from falaj.core.ref import Ref
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LedgerRecord:
     """One thing at one revision, opened."""
 
-    key: Key
+    key: RecordKey
     rev: int
     body: dict[str, Any]
     label: Label
@@ -30,7 +30,7 @@ class Record:
     at: float
     terms: dict[str, str] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
-    """Fields of the body that a version knows which may not be ours (store/additions.py)."""
+    """Fields of the body that a version knows which may not be ours (store/newer_fields.py)."""
 
     @property
     def ref(self) -> Ref:
@@ -40,20 +40,20 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RecordPage:
     """Some records and the cursor of the next page, empty at the end."""
 
-    records: tuple[Record, ...]
+    records: tuple[LedgerRecord, ...]
     next: str = ""
 
 
-def going_on(found: Sequence[T], after: str) -> tuple[T, ...]:
+def with_next_cursor(items: Sequence[T], after: str) -> tuple[T, ...]:
     """What a list shows; its last one says where it goes on (`more`), unless that was all."""
-    return (*found[:-1], replace(found[-1], more=after)) if found and after else tuple(found)
+    return (*items[:-1], replace(items[-1], more=after)) if items and after else tuple(items)
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class LoggedEvent:
     """An event as the log holds it: where it stands, the hash that proves it and the exact bytes that were hashed."""
 
     event: Event
@@ -62,7 +62,7 @@ class Fact:
     raw: bytes
 
 
-class Lines(NamedTuple):
+class LogLines(NamedTuple):
     """Neighbours of one log as they were hashed, unread: what a pack is made of."""
 
     raws: list[bytes]

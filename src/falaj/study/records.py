@@ -8,11 +8,17 @@ from falaj.core.data import dataclass
 from falaj.core.ref import Ref
 from falaj.jobs.records import JobSpec
 
-SAMPLERS, STOPPERS = ("tpe", "random", "grid", "qmc"), ("asha", "median", "none")
-GOALS, TAKES = ("min", "max"), ("best", "last")
+SAMPLER_NAMES, STOPPER_NAMES = ("tpe", "random", "grid", "qmc"), ("asha", "median", "none")
+GOAL_NAMES, TAKE_NAMES = ("min", "max"), ("best", "last")
 RUNNING, STOPPING, FINISHED, FAILED, STOPPED = "running", "stopping", "finished", "failed", "stopped"
-OVER = frozenset({FINISHED, FAILED, STOPPED})
-LIVE, GOOD, BEHIND, BAD, CANCELLED = "running", "succeeded", "stopped", "failed", "cancelled"
+ENDED_STATES = frozenset({FINISHED, FAILED, STOPPED})
+TRIAL_RUNNING, TRIAL_SUCCEEDED, TRIAL_STOPPED, TRIAL_FAILED, TRIAL_CANCELLED = (
+    "running",
+    "succeeded",
+    "stopped",
+    "failed",
+    "cancelled",
+)
 """A trial runs (or waits to), succeeded, was stopped early, failed, or was cancelled by somebody."""
 
 
@@ -100,7 +106,7 @@ class SweepView:
     @property
     def over(self) -> bool:
         """True when nothing will change any more."""
-        return self.state in OVER
+        return self.state in ENDED_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +119,5 @@ class SweepPage:
     next: str = ""
 
 
-Body = dict[str, Any]
+RecordFields = dict[str, Any]
 """A sweep or a trial as it lies in its record: see trials.py."""

@@ -9,12 +9,12 @@ from falaj.core.data import dataclass
 from falaj.core.label import Label
 from falaj.core.ref import Ref
 
-STATUSES = ("running", "scheduled", "finished", "failed", "killed")
-OVER = ("finished", "failed", "killed")
-DEFAULT = Ref("experiment", "default", "default")
+RUN_STATUSES = ("running", "scheduled", "finished", "failed", "killed")
+FINISHED_STATUSES = ("finished", "failed", "killed")
+DEFAULT_EXPERIMENT = Ref("experiment", "default", "default")
 """The experiment of whoever names none; its number is 0."""
 UNTIMED = -1.0
-_ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_SPECIAL_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Metric:
     @property
     def number(self) -> float:
         """What was measured."""
-        return _ODD.get(self.odd, self.value) if self.odd else self.value
+        return _SPECIAL_NUMBERS.get(self.odd, self.value) if self.odd else self.value
 
     @property
     def brief(self) -> str:
@@ -83,7 +83,7 @@ class UsedData:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeModel:
+class LoggedModelRef:
     """A model that a run logged: its id, and at which step."""
 
     STRUCTURE: ClassVar = ("id",)
@@ -120,7 +120,7 @@ class Run:
     state: str
     label: Label
     zone: str
-    outputs: tuple[MadeModel, ...] = ()
+    outputs: tuple[LoggedModelRef, ...] = ()
 
     @property
     def id(self) -> str:
@@ -139,7 +139,7 @@ class RunPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TableWindow:
     """Which part of a table is wanted."""
 
     first: Annotated[int, "the first row, from 0"] = 0
@@ -195,7 +195,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class RunCurve:
     """A curve of a run, down-sampled."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("run", "curve")
@@ -218,7 +218,7 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RunDifference:
     """One parameter or metric in which runs differ: its value in each run, in the order they were asked for."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("kind", "key", "values", "lowest", "highest")
@@ -233,11 +233,11 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """How runs differ; what is the same in all of them is counted and left out."""
 
     runs: tuple[Ref, ...]
     titles: tuple[str, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[RunDifference, ...]
     same_params: int = 0
     same_metrics: int = 0

@@ -1,9 +1,9 @@
 """The desk of experiments: one class, written in the parts it inherits."""
 
-from falaj.track.artifacts import Artifacts
-from falaj.track.experiments import Experiments
-from falaj.track.runs import Runs
+from falaj.track.artifacts import ArtifactOperations
+from falaj.track.experiments import ExperimentOperations
+from falaj.track.runs import RunOperations
 
 
-class Track(Runs, Experiments, Artifacts):
+class TrackService(RunOperations, ExperimentOperations, ArtifactOperations):
     """Experiments and runs: parameters, metrics, artefacts."""

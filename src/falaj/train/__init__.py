@@ -23,8 +23,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from falaj.train.begin import start
     from falaj.train.boosters import Boosting
+    from falaj.train.entry_point import start
     from falaj.train.estimators import fit_estimator
     from falaj.train.fitting import fit
     from falaj.train.options import Options
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from falaj.train.schedule import Plateau
 
 __all__ = ["Boosting", "Options", "Plateau", "Run", "fit", "fit_estimator", "start"]
-_WHERE = {
+_MODULES_BY_EXPORT = {
     "Boosting": "falaj.train.boosters",
     "Options": "falaj.train.options",
     "Plateau": "falaj.train.schedule",
     "Run": "falaj.train.run",
     "fit": "falaj.train.fitting",
     "fit_estimator": "falaj.train.estimators",
-    "start": "falaj.train.begin",
+    "start": "falaj.train.entry_point",
 }
 
 
 def __getattr__(name: str) -> Any:
     # Boosters and scikit-learn train without torch: it is imported by who speaks of it.
-    if name not in _WHERE:
+    if name not in _MODULES_BY_EXPORT:
         raise AttributeError(name)
-    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
-    return found
+    exported = globals()[name] = getattr(import_module(_MODULES_BY_EXPORT[name]), name)
+    return exported

@@ -7,34 +7,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from falaj.train.moving import local
-from falaj.train.plans import plain
+from falaj.train.gradient_step import local_part
+from falaj.train.parallel_plans import strip_wrapper_names
 
 
-class Ema:
+class ExponentialMovingAverage:
     """Of the parameters of one module, in 32 bits at least; buffers are taken as they are."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.module, self._decay = module, decay
-        self._live = {plain(name): param for name, param in module.named_parameters()}
-        self.shadow = {name: _wide(param.detach()).clone() for name, param in self._live.items()}
+        self._live_params = {strip_wrapper_names(name): param for name, param in module.named_parameters()}
+        self.shadow = {name: _upcast_tensor(param.detach()).clone() for name, param in self._live_params.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """Come a little nearer to the weights."""
-        shadows = [local(one) for one in self.shadow.values()]
-        live = [_wide(local(param.detach())) for param in self._live.values()]
-        torch._foreach_lerp_(shadows, live, 1 - self._decay)
+        shadows = [local_part(shadow_tensor) for shadow_tensor in self.shadow.values()]
+        live_tensors = [_upcast_tensor(local_part(param.detach())) for param in self._live_params.values()]
+        torch._foreach_lerp_(shadows, live_tensors, 1 - self._decay)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Within, the module has the averages for weights: to evaluate or save it."""
-        before = {name: param.detach().clone() for name, param in self._live.items()}
-        self._fill(self.shadow)
+        saved = {name: param.detach().clone() for name, param in self._live_params.items()}
+        self._copy_into_module(self.shadow)
         try:
             yield
         finally:
-            self._fill(before)
+            self._copy_into_module(saved)
 
     def state_dict(self) -> dict[str, Any]:
         """The averages themselves, live."""
@@ -47,10 +47,10 @@ class Ema:
                 tensor.copy_(state[name])
 
     @torch.no_grad()
-    def _fill(self, tensors: dict[str, torch.Tensor]) -> None:
-        for name, param in self._live.items():
+    def _copy_into_module(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, param in self._live_params.items():
             param.copy_(tensors[name])
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
+def _upcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

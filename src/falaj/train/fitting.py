@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from falaj.core.errors import Invalid
-from falaj.train.begin import start
-from falaj.train.evaluate import Measure
+from falaj.train.entry_point import start
+from falaj.train.evaluate import ItemMeasure
 from falaj.train.options import Options
 from falaj.train.run import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class FitOptions:
     """How a model is fitted."""
 
     steps: int = 0
@@ -24,7 +24,7 @@ class Fitting:
     """Samples to judge by, as `data` is given."""
     every: int = 0
     """Steps between two looks at `valid`; 0: ten looks in all."""
-    metrics: Measure | None = None
+    metrics: ItemMeasure | None = None
     """What is measured besides the loss: values of items by name."""
     patience: int = -1
     """Looks without a better loss after which it ends, with the best weights; below 0: never."""
@@ -38,7 +38,7 @@ class Fitting:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FitResult:
     """What came of it."""
 
     model: nn.Module
@@ -46,7 +46,9 @@ class Fitted:
     metrics: dict[str, float]
 
 
-def fit(model: nn.Module, data: Any, loss: Measure, *, batch: int = 32, lr: float = 1e-3, **how: Any) -> Fitted:
+def fit(
+    model: nn.Module, data: Any, loss: ItemMeasure, *, batch: int = 32, lr: float = 1e-3, **arguments: Any
+) -> FitResult:
     """Train `model` on `data` until `loss(model, batch)`, the losses of single items, is low.
 
         import torch
@@ -64,53 +66,62 @@ def fit(model: nn.Module, data: Any, loss: Measure, *, batch: int = 32, lr: floa
         )
         assert found.metrics["loss"] < 0.5
 
-    `how`: fields of `Fitting` (steps or epochs, valid, patience, ...) and of `Options` (precision, parallel, ...).
+    `arguments`: fields of `FitOptions` (steps or epochs, valid, patience, ...) and of `Options` (precision, parallel,
+    ...).
     """
-    own = {field.name for field in fields(Fitting)}
-    options = {name: how.pop(name) for name in {field.name for field in fields(Options)} & set(how)}
-    if unknown := sorted(set(how) - own):
-        raise Invalid(f"fit knows no {', '.join(unknown)}", f"there are: {', '.join(sorted(own))}, and all options")
-    fitting = Fitting(**how)
-    if (fitting.steps > 0) == (fitting.epochs > 0):
+    option_names = {field.name for field in fields(FitOptions)}
+    options = {name: arguments.pop(name) for name in {field.name for field in fields(Options)} & set(arguments)}
+    if unknown := sorted(set(arguments) - option_names):
+        raise Invalid(
+            f"fit knows no {', '.join(unknown)}", f"there are: {', '.join(sorted(option_names))}, and all options"
+        )
+    fit_options = FitOptions(**arguments)
+    if (fit_options.steps > 0) == (fit_options.epochs > 0):
         raise Invalid("how long to fit is not said, or said twice", "give steps or epochs")
-    found: Fitted = start(
-        lambda run: _fit(run, model, run.data(data, batch), loss, fitting, lr),
-        checkpoints=fitting.checkpoints,
+    result: FitResult = start(
+        lambda run: _fit_model(run, model, run.data(data, batch), loss, fit_options, lr),
+        checkpoints=fit_options.checkpoints,
         **options,
     )
-    return found
+    return result
 
 
-def _fit(run: Run, module: nn.Module, feed: Any, loss: Measure, fitting: Fitting, lr: float) -> Fitted:
-    last = fitting.steps or max(1, round(fitting.epochs * feed.plan.samples / feed.plan.batch))
+def _fit_model(
+    run: Run, module: nn.Module, data: Any, loss: ItemMeasure, fit_options: FitOptions, lr: float
+) -> FitResult:
+    total_steps = fit_options.steps or max(1, round(fit_options.epochs * data.plan.samples / data.plan.batch))
     model = run.parallel(module)
-    optimizer = run.optimizer(fitting.optimizer(model, lr)) if fitting.optimizer else run.adamw(model, lr)
-    run.schedule(optimizer, fitting.schedule, steps=last, warmup=fitting.warmup)
-    stopping = run.stopping(model, fitting.patience) if fitting.patience >= 0 else None
-    judge, found, every = _judge(loss, fitting.metrics), {}, fitting.every or max(1, last // 10)
-    for step in run.steps(last, feed):
+    optimizer = run.optimizer(fit_options.optimizer(model, lr)) if fit_options.optimizer else run.adamw(model, lr)
+    run.schedule(optimizer, fit_options.schedule, steps=total_steps, warmup=fit_options.warmup)
+    stopping = run.stopping(model, fit_options.patience) if fit_options.patience >= 0 else None
+    measure_items, scores, evaluate_every = (
+        _combine_measures(loss, fit_options.metrics),
+        {},
+        fit_options.every or max(1, total_steps // 10),
+    )
+    for step in run.steps(total_steps, data):
         for batch in step.micro():
             losses = loss(model, batch)
             if not isinstance(losses, torch.Tensor):
                 raise Invalid("the loss of fit is one tensor", "measure more with metrics=")
             step.backward(losses)
-        step.apply(optimizer, clip=fitting.clip)
-        if fitting.valid is not None and (step.every(every) or step.number == last - 1):
-            found = run.evaluate(model, fitting.valid, judge, step=step.number)
-            if stopping and stopping.tell(found["loss"], step.number):
+        step.apply(optimizer, clip=fit_options.clip)
+        if fit_options.valid is not None and (step.every(evaluate_every) or step.number == total_steps - 1):
+            scores = run.evaluate(model, fit_options.valid, measure_items, step=step.number)
+            if stopping and stopping.tell(scores["loss"], step.number):
                 break
-    if fitting.valid is not None and (stopping or not found):
+    if fit_options.valid is not None and (stopping or not scores):
         if stopping:
             stopping.restore()
-        found = run.evaluate(model, fitting.valid, judge)
-    if fitting.name:
-        run.save_model(model, fitting.name, metrics=found)
-    return Fitted(model, run.done, found)
+        scores = run.evaluate(model, fit_options.valid, measure_items)
+    if fit_options.name:
+        run.save_model(model, fit_options.name, metrics=scores)
+    return FitResult(model, run.done, scores)
 
 
-def _judge(loss: Measure, metrics: Measure | None) -> Measure:
-    def judge(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {"loss": loss(model, batch)}  # type: ignore[dict-item]
-        return found | dict(metrics(model, batch)) if metrics else found
+def _combine_measures(loss: ItemMeasure, metrics: ItemMeasure | None) -> ItemMeasure:
+    def measure_items(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        values: dict[str, torch.Tensor] = {"loss": loss(model, batch)}  # type: ignore[dict-item]
+        return values | dict(metrics(model, batch)) if metrics else values
 
-    return judge
+    return measure_items

@@ -5,18 +5,20 @@ from typing import Any
 
 import torch
 
-from falaj.train.moving import local
+from falaj.train.gradient_step import local_part
 
-LOW = (torch.bfloat16, torch.float16)
+LOW_PRECISION_DTYPES = (torch.bfloat16, torch.float16)
 
 
-def adamw(params: Iterable[Any], lr: float = 1e-3, *, masters: bool = True, **more: Any) -> torch.optim.Optimizer:
+def build_adamw(
+    params: Iterable[Any], lr: float = 1e-3, *, masters: bool = True, **options: Any
+) -> torch.optim.Optimizer:
     """For parameters in 32 bits torch's own, fused; else the one with masters."""
-    given = list(params)
-    flat = [one for group in given for one in (group["params"] if isinstance(group, dict) else [group])]
-    if masters and any(param.dtype in LOW for param in flat):
-        return MasterAdamW(given, lr, **more)
-    return torch.optim.AdamW(given, lr=lr, fused=True, **more)
+    param_groups = list(params)
+    flat = [member for group in param_groups for member in (group["params"] if isinstance(group, dict) else [group])]
+    if masters and any(param.dtype in LOW_PRECISION_DTYPES for param in flat):
+        return MasterAdamW(param_groups, lr, **options)
+    return torch.optim.AdamW(param_groups, lr=lr, fused=True, **options)
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -48,42 +50,50 @@ class MasterAdamW(torch.optim.Optimizer):
             group["step"] += 1
             for param in group["params"]:
                 if param.grad is not None:
-                    self._move(param, param.grad, group)
+                    self._update_param(param, param.grad, group)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As every optimizer's, but that torch would round what comes back to the parameters' 16 bits."""
         super().load_state_dict(state_dict)
         params = [param for group in self.param_groups for param in group["params"]]
-        for number, held in state_dict["state"].items():
-            for key, value in held.items():
+        for number, moments in state_dict["state"].items():
+            for key, value in moments.items():
                 self.state[params[number]][key] = value.detach().to(params[number].device, torch.float32).clone()
 
-    def _move(self, param: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
-        held, (beta1, beta2) = self.state[param], group["betas"]
-        moments = (held["exp_avg"], held["exp_avg_sq"])
+    def _update_param(self, param: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state[param], group["betas"]
+        moments = (state["exp_avg"], state["exp_avg_sq"])
         corrections = (1 - beta1 ** group["step"], (1 - beta2 ** group["step"]) ** 0.5)
         if param.is_cuda:
-            from falaj.train.kernels import adamw as fused
+            from falaj.train.kernels import fused_adamw_step as fused
 
             rates = (group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
             # The kernel knows no others' parts; it writes into this very memory, so nothing is copied on the way.
-            master, first, second = (local(one) for one in (held["master"], *moments))
-            fused(local(param), master, local(grad), (first, second), rates, corrections, self._divisor(param))
+            master, mean_moment, square_moment = (local_part(tensor) for tensor in (state["master"], *moments))
+            fused(
+                local_part(param),
+                master,
+                local_part(grad),
+                (mean_moment, square_moment),
+                rates,
+                corrections,
+                self._get_divisor(param),
+            )
             return
-        slope = grad.float()
+        wide_grad = grad.float()
         if self.grad_scale is not None:
-            slope = slope / self.grad_scale
-        held["master"].mul_(1 - group["lr"] * group["weight_decay"])
-        moments[0].lerp_(slope, 1 - beta1)
-        moments[1].mul_(beta2).addcmul_(slope, slope, value=1 - beta2)
-        below = (moments[1].sqrt() / corrections[1]).add_(group["eps"])
-        held["master"].addcdiv_(moments[0], below, value=-group["lr"] / corrections[0])
-        param.copy_(held["master"])
+            wide_grad = wide_grad / self.grad_scale
+        state["master"].mul_(1 - group["lr"] * group["weight_decay"])
+        moments[0].lerp_(wide_grad, 1 - beta1)
+        moments[1].mul_(beta2).addcmul_(wide_grad, wide_grad, value=1 - beta2)
+        denominator = (moments[1].sqrt() / corrections[1]).add_(group["eps"])
+        state["master"].addcdiv_(moments[0], denominator, value=-group["lr"] / corrections[0])
+        param.copy_(state["master"])
 
-    def _divisor(self, param: torch.Tensor) -> torch.Tensor:
+    def _get_divisor(self, param: torch.Tensor) -> torch.Tensor:
         if self.grad_scale is not None:
             return self.grad_scale
-        if not hasattr(self, "_one"):
-            self._one = torch.ones((), device=param.device)
-        return self._one
+        if not hasattr(self, "_unit_scale"):
+            self._unit_scale = torch.ones((), device=param.device)
+        return self._unit_scale

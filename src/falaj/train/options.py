@@ -8,7 +8,7 @@ from typing import Any
 from falaj.core.errors import Invalid
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "bf16-autocast", "bf16-pure", "fp16", "fp8")
-LEVELS = ("off", "order", "strict")
+REPRODUCIBILITY_LEVELS = ("off", "order", "strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise Invalid(f"there is no precision {self.precision!r}", f"one of {', '.join(PRECISIONS)}")
-        if self.reproducible not in LEVELS:
-            raise Invalid(f"reproducible={self.reproducible!r} is not a level", f"one of {', '.join(LEVELS)}")
+        if self.reproducible not in REPRODUCIBILITY_LEVELS:
+            raise Invalid(
+                f"reproducible={self.reproducible!r} is not a level", f"one of {', '.join(REPRODUCIBILITY_LEVELS)}"
+            )
 
     def said(self, text: str = "") -> "Options":
         """With what whoever started us says, which stands above the script."""
@@ -57,12 +59,12 @@ class Options:
         if not text:
             return self
         try:
-            more: Any = json.loads(text)
+            overrides: Any = json.loads(text)
         except ValueError:
             raise Invalid("FALAJ_TRAIN is not JSON", "autotune writes it; or remove it") from None
-        known = {field.name for field in fields(self)}
-        if not isinstance(more, dict):
+        field_names = {field.name for field in fields(self)}
+        if not isinstance(overrides, dict):
             raise Invalid("FALAJ_TRAIN is no JSON object", "autotune writes it; or remove it")
-        if unknown := sorted(set(more) - known):
-            raise Invalid(f"there is no option {', '.join(unknown)}", f"there are: {', '.join(sorted(known))}")
-        return replace(self, **more)
+        if unknown := sorted(set(overrides) - field_names):
+            raise Invalid(f"there is no option {', '.join(unknown)}", f"there are: {', '.join(sorted(field_names))}")
+        return replace(self, **overrides)

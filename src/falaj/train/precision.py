@@ -7,10 +7,10 @@ from torch import nn
 
 from falaj.core.errors import Invalid
 
-_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 - running statistics need 32 bits; torch has no public name for all
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)  # noqa: SLF001 - running statistics need 32 bits; torch has no public name for all
 
 
-def chosen(name: str, device: torch.device) -> str:
+def resolve_precision(name: str, device: torch.device) -> str:
     """What "auto" means here; a word that cannot be had here is refused."""
     cuda = device.type == "cuda"
     if name == "auto":
@@ -22,33 +22,33 @@ def chosen(name: str, device: torch.device) -> str:
     return name
 
 
-def prepare(module: nn.Module, name: str, device: torch.device) -> nn.Module:
+def prepare_module(module: nn.Module, name: str, device: torch.device) -> nn.Module:
     """The module, computing in that precision; parameters are cast in place where it says so."""
-    name = chosen(name, device)
+    name = resolve_precision(name, device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if name == "fp32" else "high")
     if name in ("bf16", "bf16-pure", "fp8"):
-        cast(module, torch.bfloat16)
+        cast_module(module, torch.bfloat16)
         module.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
     if name == "fp8":
-        from falaj.train.fp8 import swap
+        from falaj.train.fp8 import convert_linears
 
-        swap(module)
+        convert_linears(module)
     if name in ("fp16", "bf16-autocast"):
         dtype = torch.float16 if name == "fp16" else torch.bfloat16
         module.forward = torch.autocast(device.type, dtype)(module.forward)
     return module
 
 
-def scaler(name: str, device: torch.device) -> "torch.amp.GradScaler | None":
+def build_scaler(name: str, device: torch.device) -> "torch.amp.GradScaler | None":
     """What keeps small gradients above zero, where the precision needs it."""
-    return torch.amp.GradScaler(device.type) if chosen(name, device) == "fp16" else None
+    return torch.amp.GradScaler(device.type) if resolve_precision(name, device) == "fp16" else None
 
 
-def cast(module: nn.Module, dtype: torch.dtype) -> None:
+def cast_module(module: nn.Module, dtype: torch.dtype) -> None:
     """Parameters and buffers in `dtype`, but for those of batch norms."""
     for child in module.modules():
-        if isinstance(child, _NORMS):
+        if isinstance(child, _BATCH_NORMS):
             continue
         for key, param in child.named_parameters(recurse=False):
             if param.dtype == torch.float32:
@@ -58,11 +58,11 @@ def cast(module: nn.Module, dtype: torch.dtype) -> None:
                 setattr(child, key, buffer.to(dtype))
 
 
-def _cast_inputs(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+def _cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     del module
-    return tuple(_low(one) for one in given), {name: _low(one) for name, one in named.items()}
+    return tuple(_to_bfloat16(value) for value in args), {name: _to_bfloat16(value) for name, value in kwargs.items()}
 
 
-def _low(value: Any) -> Any:
-    wide = isinstance(value, torch.Tensor) and value.dtype == torch.float32
-    return value.to(torch.bfloat16) if wide else value
+def _to_bfloat16(value: Any) -> Any:
+    is_wide = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+    return value.to(torch.bfloat16) if is_wide else value

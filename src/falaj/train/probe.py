@@ -20,23 +20,23 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from falaj.feed.feed import Feed
-from falaj.feed.plan import Plan
+from falaj.feed.batch_loader import BatchLoader
+from falaj.feed.batch_plan import BatchPlan
 from falaj.train import cpus
-from falaj.train.mesh import Mesh
+from falaj.train.mesh import ProcessMesh
 from falaj.train.options import Options
 from falaj.train.run import Run
 from falaj.train.step import Step
 
-_LEAST = 3
+_MIN_STEPS = 3
 """Steps that are measured at least, though time is up."""
-_NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "cannot allocate memory")
-_SLACK = 1 << 28
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "alloc_failed", "cannot allocate memory")
+_LIMIT_SLACK_BYTES = 1 << 28
 """Beyond its limit a process keeps room for stacks, and for what is mapped and never touched."""
 _CLEAR_PEAK = "5"  # proc(5): forget the highest resident size
 
 
-class Order(NamedTuple):
+class ProbeRequest(NamedTuple):
     """What is to be measured, and where the answer goes."""
 
     out: str
@@ -49,7 +49,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ScriptMeasurement:
     """What came of it. Times are of one step, the middle one of those measured."""
 
     units_s: float = 0.0
@@ -86,168 +86,174 @@ class Measured:
         return not self.oom and not self.failed
 
 
-def asked(environ: Mapping[str, str] = os.environ) -> "Probe":
+def read_probe(environ: Mapping[str, str] = os.environ) -> "ScriptProbe":
     """What somebody wants measured of this process."""
-    return Probe(Order(**json.loads(environ["FALAJ_PROBE"])))
+    return ScriptProbe(ProbeRequest(**json.loads(environ["FALAJ_PROBE"])))
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory_error(error: BaseException) -> bool:
     """Whether this error says that memory is used up, of a GPU or of the machine."""
     text = str(error).lower()
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or (isinstance(error, RuntimeError) and any(words in text for words in _NO_MEMORY))
+    is_memory_error = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_memory_error or (
+        isinstance(error, RuntimeError) and any(message_part in text for message_part in _OUT_OF_MEMORY_TEXTS)
+    )
 
 
-class Probe:
+class ScriptProbe:
     """The stop-watch in a process."""
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
+    def __init__(self, request: ProbeRequest) -> None:
+        self.order = request
         self.facts: dict[str, Any] = {}
-        self._memory: Memory = Resident()
+        self._memory: MemoryMeter = HostMemoryMeter()
         self._steps: list[dict[str, Any]] = []
-        self._now: dict[str, Any] = {}
-        self._shape = hashlib.sha256()
-        self._waited = 0.0
-        self._since = 0.0
+        self._current_step: dict[str, Any] = {}
+        self._shape_digest = hashlib.sha256()
+        self._waited_s = 0.0
+        self._measured_since = 0.0
 
     def began(self, options: Options, device: torch.device) -> None:
         """A run with these options is about to begin. A second one in this process is what follows a lack of memory."""
         if self.facts:
             self.end(oom=True)
-        self._memory = Allocated(device) if device.type == "cuda" else Resident()
-        free = self._memory.free(self.order.limit_bytes)
-        self.facts = {"options": asdict(options), "chip": chip(device), "free_bytes": free}
-        optimizers.register_optimizer_step_pre_hook(lambda *_: self._worked())
-        optimizers.register_optimizer_step_post_hook(lambda *_: self._applied())
+        self._memory = GpuMemoryMeter(device) if device.type == "cuda" else HostMemoryMeter()
+        free_bytes = self._memory.free(self.order.limit_bytes)
+        self.facts = {"options": asdict(options), "chip": describe_device(device), "free_bytes": free_bytes}
+        optimizers.register_optimizer_step_pre_hook(lambda *_: self._record_backward())
+        optimizers.register_optimizer_step_post_hook(lambda *_: self._record_apply())
 
     def shaped(self, module: nn.Module) -> None:
         """The run has this model."""
-        sizes = [(name, tuple(one.shape), str(one.dtype)) for name, one in module.named_parameters()]
-        self._shape.update(repr(sizes).encode())
+        sizes = [(name, tuple(param.shape), str(param.dtype)) for name, param in module.named_parameters()]
+        self._shape_digest.update(repr(sizes).encode())
 
-    def fed(self, plan: Plan) -> None:
+    def fed(self, plan: BatchPlan) -> None:
         """The run reads this."""
-        self._shape.update(repr((plan.samples, plan.batch)).encode())
-        self.facts |= {"batch": plan.batch, "micro": plan.micro, "shape": self._shape.hexdigest()}
-        self._write(self.facts)  # whoever is killed has said so much
+        self._shape_digest.update(repr((plan.samples, plan.batch)).encode())
+        self.facts |= {"batch": plan.batch, "micro": plan.micro, "shape": self._shape_digest.hexdigest()}
+        self._write_result(self.facts)  # whoever is killed has said so much
 
     def waited(self, seconds: float) -> None:
         """The run waited so long for samples."""
-        self._waited += seconds
+        self._waited_s += seconds
 
     def stepped(self, number: int, units: float = 0.0) -> None:
         """Step `number` begins, and with it the one before is over. Ends the process when it has seen enough."""
         del units
-        self._close()
-        done = len(self._steps) - self.order.warm
-        late = time.monotonic() - self._since > self.order.seconds if self._steps else False
-        if done >= self.order.steps or (late and done >= min(_LEAST, self.order.steps)):
+        self._finish_step()
+        measured_steps = len(self._steps) - self.order.warm
+        is_late = time.monotonic() - self._measured_since > self.order.seconds if self._steps else False
+        if measured_steps >= self.order.steps or (is_late and measured_steps >= min(_MIN_STEPS, self.order.steps)):
             self.end()
         if len(self._steps) <= 1:
-            self._since = time.monotonic()
+            self._measured_since = time.monotonic()
         self._memory.forget()
-        self._now = {"number": number, "begin": self._memory.mark(), "waited": self._waited}
+        self._current_step = {"number": number, "begin": self._memory.mark(), "waited": self._waited_s}
 
     def end(self, *, oom: bool = False) -> None:
         """Say what was measured, and end the process."""
-        self._write({**self.facts, "oom": True} if oom else {**self.facts, **self._figures()})
+        self._write_result({**self.facts, "oom": True} if oom else {**self.facts, **self._compute_figures()})
         raise SystemExit(0)
 
-    def _worked(self) -> None:
+    def _record_backward(self) -> None:
         # The gradients are there: what memory peaks at from here on is the optimizer's.
-        if self._now and "worked" not in self._now:
-            self._now |= {"worked": self._memory.mark(), "work_bytes": self._memory.peak()}
+        if self._current_step and "worked" not in self._current_step:
+            self._current_step |= {"worked": self._memory.mark(), "work_bytes": self._memory.peak()}
             self._memory.forget()
 
-    def _applied(self) -> None:
-        if self._now:
-            self._now["applied"] = self._memory.mark()
+    def _record_apply(self) -> None:
+        if self._current_step:
+            self._current_step["applied"] = self._memory.mark()
 
-    def _close(self) -> None:
-        if not self._now:
+    def _finish_step(self) -> None:
+        if not self._current_step:
             return
         peak = self._memory.peak()
-        now = {"work_bytes": peak, "apply_bytes": peak, "end": self._memory.mark(), **self._now}
-        self._steps.append(now | {"input": self._waited - now["waited"]})
+        step_record = {"work_bytes": peak, "apply_bytes": peak, "end": self._memory.mark(), **self._current_step}
+        self._steps.append(step_record | {"input": self._waited_s - step_record["waited"]})
 
-    def _figures(self) -> dict[str, Any]:
-        told = self._steps[self.order.warm :]
-        spent = self._memory.between
+    def _compute_figures(self) -> dict[str, Any]:
+        measured = self._steps[self.order.warm :]
+        measure_elapsed = self._memory.between
 
-        def seconds(begin: str, end: str) -> list[float]:
-            return [spent(one[begin], one[end]) for one in told if begin in one and end in one] or [0.0]
+        def list_durations(begin: str, end: str) -> list[float]:
+            return [
+                measure_elapsed(step_record[begin], step_record[end])
+                for step_record in measured
+                if begin in step_record and end in step_record
+            ] or [0.0]
 
-        middle = statistics.median
-        steps = seconds("begin", "end")
-        step_s = max(middle(steps), 1e-9)
-        doubt = middle(abs(one - step_s) for one in steps) / step_s / len(steps) ** 0.5
+        median = statistics.median
+        steps = list_durations("begin", "end")
+        step_s = max(median(steps), 1e-9)
+        doubt = median(abs(step_record - step_s) for step_record in steps) / step_s / len(steps) ** 0.5
         phases = {
-            "input": middle(one["input"] for one in told),
-            "work": middle(seconds("begin", "worked")),
-            "apply": middle(seconds("worked", "applied")),
+            "input": median(step_record["input"] for step_record in measured),
+            "work": median(list_durations("begin", "worked")),
+            "apply": median(list_durations("worked", "applied")),
         }
-        peaks = {name: max(one[name] for one in told) for name in ("work_bytes", "apply_bytes")}
+        peaks = {name: max(step_record[name] for step_record in measured) for name in ("work_bytes", "apply_bytes")}
         speed = {"step_s": step_s, "doubt": doubt, "units_s": self.facts["batch"] / step_s}
         return {**speed, "phases": phases, **peaks}
 
-    def _write(self, known: Mapping[str, Any]) -> None:
+    def _write_result(self, result: Mapping[str, Any]) -> None:
         with Path(self.order.out).open("r+b", buffering=0) as file:
             file.truncate(0)
-            file.write(json.dumps(known).encode())
+            file.write(json.dumps(result).encode())
 
 
-class Probed(Run):
+class ProbedRun(Run):
     """A run that is measured: it is what it is, but for saving and saying anything."""
 
-    probe: Probe
+    probe: ScriptProbe
 
-    def __init__(self, options: Options, mesh: Mesh, folder: Path | None = None) -> None:
+    def __init__(self, options: Options, mesh: ProcessMesh, folder: Path | None = None) -> None:
         del folder
         self.probe.began(options, mesh.device)
         super().__init__(options, mesh, None)
 
-    def data(self, *given: Any, **named: Any) -> Feed:
+    def data(self, *args: Any, **kwargs: Any) -> BatchLoader:
         """As it is, with a watch on how long it makes the run wait."""
-        feed = super().data(*given, **named)
-        inner = feed.stream
+        feed = super().data(*args, **kwargs)
+        inner_stream = feed.stream
 
-        def stream(*given: Any, **named: Any) -> Iterator[Any]:
-            coming = inner(*given, **named)
+        def measured_stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            batches = inner_stream(*args, **kwargs)
             while True:
-                begun = time.perf_counter()
-                one = next(coming, None)
-                self.probe.waited(time.perf_counter() - begun)
-                if one is None:
+                started_at = time.perf_counter()
+                batch = next(batches, None)
+                self.probe.waited(time.perf_counter() - started_at)
+                if batch is None:
                     return
-                yield one
+                yield batch
 
-        feed.stream = stream  # type: ignore[method-assign]
+        feed.stream = measured_stream  # type: ignore[method-assign]
         return feed
 
-    def parallel(self, module: nn.Module, *given: Any, **named: Any) -> Any:
+    def parallel(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """As it is; its sizes are part of what a measurement is true of."""
         self.probe.shaped(module)
-        return super().parallel(module, *given, **named)
+        return super().parallel(module, *args, **kwargs)
 
-    def steps(self, last: int, feed: Feed, *given: Any, **named: Any) -> Iterator[Step]:
+    def steps(self, last: int, feed: BatchLoader, *args: Any, **kwargs: Any) -> Iterator[Step]:
         """As many as are to be measured, however many the script wants."""
         del last
         self.probe.fed(feed.plan)
-        order = self.probe.order
-        inner: Any = super().steps(order.warm + order.steps + 1, feed, *given, **named)
-        with contextlib.closing(inner):  # at once: what watches the run has an end of its own to make
-            for step in inner:
+        request = self.probe.order
+        steps: Any = super().steps(request.warm + request.steps + 1, feed, *args, **kwargs)
+        with contextlib.closing(steps):  # at once: what watches the run has an end of its own to make
+            for step in steps:
                 self.probe.stepped(step.number)
                 yield step
 
-    def save_model(self, module: nn.Module, name: str = "model", **about: Any) -> Path:
+    def save_model(self, module: nn.Module, name: str = "model", **metadata: Any) -> Path:
         """Nothing: what is measured is not kept."""
-        del module, about
+        del module, metadata
         return Path(name)
 
 
-class Memory:
+class MemoryMeter:
     """Peaks of memory, and marks in time."""
 
     def free(self, limit_bytes: int) -> int:
@@ -270,28 +276,37 @@ class Memory:
         return float(end - begin)
 
 
-class Resident(Memory):
+class HostMemoryMeter(MemoryMeter):
     """The memory of a machine: what is resident of this process."""
 
     def free(self, limit_bytes: int) -> int:
-        mine = _kilobytes("/proc/self/status", "VmRSS:")
-        known = [_kilobytes("/proc/meminfo", "MemAvailable:") + mine, *([limit_bytes] if limit_bytes else [])]
-        known += [left + mine for folder in cpus.groups() if (left := _left(folder)) is not None]
+        resident_bytes = _read_kilobytes("/proc/self/status", "VmRSS:")
+        limits = [
+            _read_kilobytes("/proc/meminfo", "MemAvailable:") + resident_bytes,
+            *([limit_bytes] if limit_bytes else []),
+        ]
+        limits += [
+            remaining + resident_bytes
+            for folder in cpus.find_cgroups()
+            if (remaining := _read_cgroup_remaining(folder)) is not None
+        ]
         # Whoever asks for more is refused, before the machine begins to end others for its sake.
-        fence = _kilobytes("/proc/self/status", "VmData:") + min(known) - mine + _SLACK
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (fence if hard < 0 else min(fence, hard), hard))
-        return max(0, min(known))
+        data_limit = _read_kilobytes("/proc/self/status", "VmData:") + min(limits) - resident_bytes + _LIMIT_SLACK_BYTES
+        hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (data_limit if hard_limit < 0 else min(data_limit, hard_limit), hard_limit)
+        )
+        return max(0, min(limits))
 
     def forget(self) -> None:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK, encoding="ascii")
 
     def peak(self) -> int:
-        return _kilobytes("/proc/self/status", "VmHWM:")
+        return _read_kilobytes("/proc/self/status", "VmHWM:")
 
 
-class Allocated(Memory):
+class GpuMemoryMeter(MemoryMeter):
     """The memory of a GPU: what torch gave out. Moments are marks in its queue, so that nobody waits for it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -319,33 +334,40 @@ class Allocated(Memory):
         return float(begin.elapsed_time(end)) / 1000
 
 
-def chip(device: torch.device) -> dict[str, Any]:
+def describe_device(device: torch.device) -> dict[str, Any]:
     """What computes, and whether it has 16-bit floats of a wide range."""
     if device.type == "cuda":
-        known = torch.cuda.get_device_properties(device)
-        return {"kind": "cuda", "name": known.name, "bf16": torch.cuda.is_bf16_supported()}
-    return {"kind": device.type, "bf16": cpus.has_bf16(), "threads": torch.get_num_threads(), "choices": cpus.choices()}
+        properties = torch.cuda.get_device_properties(device)
+        return {"kind": "cuda", "name": properties.name, "bf16": torch.cuda.is_bf16_supported()}
+    return {
+        "kind": device.type,
+        "bf16": cpus.has_bf16(),
+        "threads": torch.get_num_threads(),
+        "choices": cpus.thread_choices(),
+    }
 
 
-def _left(group: Path) -> int | None:
+def _read_cgroup_remaining(group: Path) -> int | None:
     """What a control group may still use; files it holds in memory give way. None: it has no limit."""
-    for most, used, files in (
+    for limit_file, usage_file, cache_field in (
         ("memory.max", "memory.current", "inactive_file "),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
     ):
-        limit = _read(group / most).strip()
+        limit = _read_text(group / limit_file).strip()
         if limit.isdigit() and int(limit) < 1 << 60:
-            reclaimed = [int(line.split()[1]) for line in _read(group / "memory.stat").splitlines() if files in line]
-            return int(limit) - int(_read(group / used) or 0) + (reclaimed[-1] if reclaimed else 0)
+            reclaimed = [
+                int(line.split()[1]) for line in _read_text(group / "memory.stat").splitlines() if cache_field in line
+            ]
+            return int(limit) - int(_read_text(group / usage_file) or 0) + (reclaimed[-1] if reclaimed else 0)
     return None
 
 
-def _kilobytes(path: str, name: str) -> int:
-    lines = (line.split() for line in _read(Path(path)).splitlines() if line.startswith(name))
-    return next((int(words[1]) * 1024 for words in lines), 0)
+def _read_kilobytes(path: str, name: str) -> int:
+    lines = (line.split() for line in _read_text(Path(path)).splitlines() if line.startswith(name))
+    return next((int(line_fields[1]) * 1024 for line_fields in lines), 0)
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -14,37 +14,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from falaj.core.errors import UserCodeFailed
-from falaj.train.probe import Measured
-from falaj.train.sizing import TIGHT, Point, Sized, below, divisors, largest
+from falaj.train.probe import ScriptMeasurement
+from falaj.train.sizing import (
+    MAX_FILL_SHARE,
+    MemoryPoint,
+    SizingResult,
+    find_largest,
+    find_largest_below,
+    list_divisors,
+)
 
-Changes = Mapping[str, Any]
-NOISE = 0.02
+OptionChanges = Mapping[str, Any]
+MIN_SPEEDUP = 0.02
 """What is faster by less is not faster; nor what is faster by less than twice the doubt in both."""
-_INPUT = 0.05
+_INPUT_SHARE = 0.05
 """Reading further ahead is tried where a step waits for samples for more than this share of it."""
-_NOT_SAID = {"precision": "auto", "compile": False, "activation": "none", "micro": 0, "threads": 0, "ahead": 0}
-_AHEADS, _BUDGETS = (4, 16), (0.5,)
-_MODES = {"cpu": (True,), "cuda": (True, "blocks", "max-autotune-no-cudagraphs")}
+_DEFAULT_OPTIONS = {"precision": "auto", "compile": False, "activation": "none", "micro": 0, "threads": 0, "ahead": 0}
+_READ_AHEADS, _ACTIVATION_BUDGETS = (4, 16), (0.5,)
+_COMPILE_MODES = {"cpu": (True,), "cuda": (True, "blocks", "max-autotune-no-cudagraphs")}
 """Ways to compile by what computes; the last, which takes longest, only where an earlier one was worth it."""
-_DOWN = 4
+_MICRO_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TuningTrial:
     """One line of the table."""
 
     name: str
     units_s: float
     memory_bytes: int
     verdict: str
-    changes: Changes = field(default_factory=dict)
+    changes: OptionChanges = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TuningResult:
     """What was found."""
 
-    changes: Changes
+    changes: OptionChanges
     """Options for FALAJ_TRAIN."""
     units_s: float
     """Samples a second."""
@@ -58,189 +65,215 @@ class Tuned:
     brim: float
     """The one that would fill it to the last byte; 0 likewise."""
     shape: str
-    chip: Changes
-    tried: tuple[Tried, ...]
+    chip: OptionChanges
+    tried: tuple[TuningTrial, ...]
     cached: bool = False
 
 
-class Search:
+class TuningSearch:
     """A search with what was measured so far. `run` measures options; `tell` hears every line of the table."""
 
     def __init__(
         self,
-        run: Callable[[Changes], Measured],
+        measure_changes: Callable[[OptionChanges], ScriptMeasurement],
         *,
         world: int = 1,
         budget_s: float = 1800.0,
-        tell: Callable[[Tried], None] = lambda _: None,
+        report_trial: Callable[[TuningTrial], None] = lambda _: None,
     ) -> None:
-        self._measure, self._world, self._tell = run, world, tell
-        self._alone: dict[str, Any] = {}
+        self._measure, self._world, self._report_trial = measure_changes, world, report_trial
+        self._lone_options: dict[str, Any] = {}
         """What a script does by itself as one of many processes, and must be told when it is measured alone."""
-        self._its_own = False
-        self._until = time.monotonic() + budget_s
-        self._seen: dict[str, Measured] = {}
-        self._tried: list[Tried] = []
-        self._best: dict[str, Any] = {}
-        self._sized = Sized(0, 0.0, 0.0)
+        self._sets_own_micro = False
+        self._deadline = time.monotonic() + budget_s
+        self._measurements: dict[str, ScriptMeasurement] = {}
+        self._trials: list[TuningTrial] = []
+        self._best_changes: dict[str, Any] = {}
+        self._sizing = SizingResult(0, 0.0, 0.0)
 
-    def found(self) -> Tuned:
+    def found(self) -> TuningResult:
         """Go through the levers."""
-        self._begin()
-        for lever in (self._precision, self._compile, self._micro, self._activation, self._ahead, self._threads):
-            if time.monotonic() < self._until:
+        self._measure_baseline()
+        for lever in (
+            self._try_precisions,
+            self._try_compile_modes,
+            self._try_micro_sizes,
+            self._try_activations,
+            self._try_read_aheads,
+            self._try_thread_counts,
+        ):
+            if time.monotonic() < self._deadline:
                 lever()
-        self._duel()
-        now, sized = self._now, self._sized
-        return Tuned(
-            self._best, now.units_s, self._first.units_s, now.memory_bytes, now.free_bytes, now.batch,
-            _known(sized.predicted), _known(sized.brim), now.shape, now.chip, tuple(self._tried),
-        )  # fmt: skip
+        self._confirm_choice()
+        current, sizing = self._current, self._sizing
+        return TuningResult(
+            self._best_changes,
+            current.units_s,
+            self._baseline.units_s,
+            current.memory_bytes,
+            current.free_bytes,
+            current.batch,
+            _finite_or_zero(sizing.predicted),
+            _finite_or_zero(sizing.brim),
+            current.shape,
+            current.chip,
+            tuple(self._trials),
+        )
 
-    def _run(self, changes: Changes) -> Measured:
-        return self._measure({**self._alone, **changes})
+    def _measure_changes(self, changes: OptionChanges) -> ScriptMeasurement:
+        return self._measure({**self._lone_options, **changes})
 
     @property
-    def _first(self) -> Measured:
-        return self._seen[_key({})]
+    def _baseline(self) -> ScriptMeasurement:
+        return self._measurements[_changes_key({})]
 
     @property
-    def _now(self) -> Measured:
-        return self._seen[_key(self._best)]
+    def _current(self) -> ScriptMeasurement:
+        return self._measurements[_changes_key(self._best_changes)]
 
     @property
-    def _sizes(self) -> list[int]:
+    def _micro_sizes(self) -> list[int]:
         """The micro-batches that one process can have."""
-        return [one for one in divisors(self._first.batch) if one <= self._first.batch / self._world]
+        return [size for size in list_divisors(self._baseline.batch) if size <= self._baseline.batch / self._world]
 
-    def _begin(self) -> None:
+    def _measure_baseline(self) -> None:
         """The script as it is, or with the first micro-batch that fits."""
-        first = self._try("as it is", {})
-        if first.failed:
-            raise UserCodeFailed(f"the script fails by itself:\n{first.failed}", "let it run first")
-        self._its_own = first.micro != first.batch
-        if first.batch and self._world > 1 and self._open("micro"):
-            self._alone = {"micro": self._sizes[-1]}
-            self._seen.clear()
-            first = self._try(f"as one of {self._world} processes", {})
-        size = first.micro
-        while first.batch and self._open("micro") and not fits(self._now):
-            smaller = below(self._sizes, size / _DOWN)
+        baseline = self._try_changes("as it is", {})
+        if baseline.failed:
+            raise UserCodeFailed(f"the script fails by itself:\n{baseline.failed}", "let it run first")
+        self._sets_own_micro = baseline.micro != baseline.batch
+        if baseline.batch and self._world > 1 and self._is_tunable("micro"):
+            self._lone_options = {"micro": self._micro_sizes[-1]}
+            self._measurements.clear()
+            baseline = self._try_changes(f"as one of {self._world} processes", {})
+        size = baseline.micro
+        while baseline.batch and self._is_tunable("micro") and not has_memory_to_spare(self._current):
+            smaller = find_largest_below(self._micro_sizes, size / _MICRO_DIVISOR)
             if smaller == size:
                 break
-            size, self._best = smaller, {"micro": smaller}
-            self._try(f"micro-batch {size}", self._best)
-        if not self._now.good:
+            size, self._best_changes = smaller, {"micro": smaller}
+            self._try_changes(f"micro-batch {size}", self._best_changes)
+        if not self._current.good:
             raise UserCodeFailed(
                 f"the script runs out of memory {f'with a micro-batch of {size}' if size else 'before its first step'}",
                 "more memory, a smaller one if it says its own, or a plan that cuts the model (parallel='fsdp')",
             )
 
-    def _precision(self) -> None:
+    def _try_precisions(self) -> None:
         # On GPUs "auto" is the best they have already. CPUs that multiply 16-bit floats may still be slower with them.
-        if self._open("precision") and self._now.chip["kind"] == "cpu" and self._now.chip["bf16"]:
+        if self._is_tunable("precision") and self._current.chip["kind"] == "cpu" and self._current.chip["bf16"]:
             for name in ("bf16", "bf16-autocast"):
-                self._try(f"precision {name}", {**self._best, "precision": name})
+                self._try_changes(f"precision {name}", {**self._best_changes, "precision": name})
 
-    def _compile(self) -> None:
-        modes = _MODES.get(self._now.chip["kind"], ()) if self._open("compile") else ()
+    def _try_compile_modes(self) -> None:
+        modes = _COMPILE_MODES.get(self._current.chip["kind"], ()) if self._is_tunable("compile") else ()
         for number, mode in enumerate(modes):
-            if number < 2 or "compile" in self._best:
-                self._try("compiled" if mode is True else f"compiled, {mode}", {**self._best, "compile": mode})
+            if number < 2 or "compile" in self._best_changes:
+                self._try_changes(
+                    "compiled" if mode is True else f"compiled, {mode}", {**self._best_changes, "compile": mode}
+                )
 
-    def _micro(self) -> None:
+    def _try_micro_sizes(self) -> None:
         """By speed: the largest, half, a quarter, and on as long as smaller is faster."""
-        if not self._open("micro"):
+        if not self._is_tunable("micro"):
             return
-        self._sized = self._largest(self._best)
-        part, size = 1, 0
-        while size != (size := below(self._sizes, self._sized.samples / part)):
-            self._try(f"micro-batch {size}", {**self._best, "micro": size})
-            if part >= 4 and self._best.get("micro") != size:
+        self._sizing = self._find_largest_micro(self._best_changes)
+        divisor, size = 1, 0
+        while size != (size := find_largest_below(self._micro_sizes, self._sizing.samples / divisor)):
+            self._try_changes(f"micro-batch {size}", {**self._best_changes, "micro": size})
+            if divisor >= 4 and self._best_changes.get("micro") != size:
                 return
-            part *= 2
+            divisor *= 2
 
-    def _activation(self) -> None:
+    def _try_activations(self) -> None:
         """Where memory is what keeps micro-batches small."""
-        if not self._open("activation") or not self._open("micro") or self._sized.samples == self._sizes[-1]:
+        if (
+            not self._is_tunable("activation")
+            or not self._is_tunable("micro")
+            or self._sizing.samples == self._micro_sizes[-1]
+        ):
             return
-        for name in ("blocks", *(_BUDGETS if self._best.get("compile") else ())):
-            self._largest({**self._best, "activation": name})
+        for name in ("blocks", *(_ACTIVATION_BUDGETS if self._best_changes.get("compile") else ())):
+            self._find_largest_micro({**self._best_changes, "activation": name})
 
-    def _ahead(self) -> None:
-        if self._open("ahead") and self._now.phases["input"] > _INPUT * self._now.step_s:
-            for ahead in _AHEADS:
-                self._try(f"reading {ahead} ahead", {**self._best, "ahead": ahead})
+    def _try_read_aheads(self) -> None:
+        if self._is_tunable("ahead") and self._current.phases["input"] > _INPUT_SHARE * self._current.step_s:
+            for ahead in _READ_AHEADS:
+                self._try_changes(f"reading {ahead} ahead", {**self._best_changes, "ahead": ahead})
 
-    def _threads(self) -> None:
-        if self._now.chip["kind"] == "cpu" and self._open("threads"):
-            for threads in sorted({*self._now.chip["choices"]} - {self._now.chip["threads"]}):
-                self._try(f"{threads} threads", {**self._best, "threads": threads})
+    def _try_thread_counts(self) -> None:
+        if self._current.chip["kind"] == "cpu" and self._is_tunable("threads"):
+            for threads in sorted({*self._current.chip["choices"]} - {self._current.chip["threads"]}):
+                self._try_changes(f"{threads} threads", {**self._best_changes, "threads": threads})
 
-    def _duel(self) -> None:
+    def _confirm_choice(self) -> None:
         """Both once more, one after the other: what won by the machine's mood is not kept."""
-        if not self._best or not self._first.good:
+        if not self._best_changes or not self._baseline.good:
             return
-        mine, theirs = self._run(self._best), self._run({})
-        self._note("the choice, again", mine, self._best, "measured")
-        self._note("as it is, again", theirs, {}, "measured")
-        if not fits(mine) or theirs.units_s > mine.units_s:
-            self._best = {}
-        elif theirs.good:
-            self._seen |= {_key(self._best): mine, _key({}): theirs}
+        tuned, baseline = self._measure_changes(self._best_changes), self._measure_changes({})
+        self._record_trial("the choice, again", tuned, self._best_changes, "measured")
+        self._record_trial("as it is, again", baseline, {}, "measured")
+        if not has_memory_to_spare(tuned) or baseline.units_s > tuned.units_s:
+            self._best_changes = {}
+        elif baseline.good:
+            self._measurements |= {_changes_key(self._best_changes): tuned, _changes_key({}): baseline}
 
-    def _open(self, name: str) -> bool:
+    def _is_tunable(self, name: str) -> bool:
         """Whether a lever is ours: what the script says itself is left alone."""
-        said = {**self._first.options, **dict.fromkeys(self._alone, 0)}.get(name, _NOT_SAID[name])
-        return bool(said == _NOT_SAID[name]) and not (name == "micro" and self._its_own)
+        value = {**self._baseline.options, **dict.fromkeys(self._lone_options, 0)}.get(name, _DEFAULT_OPTIONS[name])
+        return bool(value == _DEFAULT_OPTIONS[name]) and not (name == "micro" and self._sets_own_micro)
 
-    def _largest(self, known: Changes) -> Sized:
-        def look(size: int) -> Point:
-            name = f"micro-batch {size}" + (f", activation {known['activation']}" if "activation" in known else "")
-            got = self._try(name, {**known, "micro": size})
-            return Point(size, got.work_bytes, got.free_bytes, fits(got))
+    def _find_largest_micro(self, changes: OptionChanges) -> SizingResult:
+        def measure_point(size: int) -> MemoryPoint:
+            name = f"micro-batch {size}" + (f", activation {changes['activation']}" if "activation" in changes else "")
+            measured = self._try_changes(name, {**changes, "micro": size})
+            return MemoryPoint(size, measured.work_bytes, measured.free_bytes, has_memory_to_spare(measured))
 
-        return largest(look, self._sizes, self._now.micro)
+        return find_largest(measure_point, self._micro_sizes, self._current.micro)
 
-    def _try(self, name: str, changes: Changes) -> Measured:
+    def _try_changes(self, name: str, changes: OptionChanges) -> ScriptMeasurement:
         """Measure it, unless it was; keep it where it is the fastest so far."""
-        if self._seen and changes.get("micro") == self._first.micro:
+        if self._measurements and changes.get("micro") == self._baseline.micro:
             changes = {key: value for key, value in changes.items() if key != "micro"}
-        if known := self._seen.get(_key(changes)):
-            return known
-        measured = self._seen[_key(changes)] = self._run(changes)
-        verdict = _verdict(measured, self._now)
+        if earlier := self._measurements.get(_changes_key(changes)):
+            return earlier
+        measured = self._measurements[_changes_key(changes)] = self._measure_changes(changes)
+        verdict = _judge_trial(measured, self._current)
         if verdict == "kept":
-            self._best = dict(changes)
-        self._note(name, measured, changes, verdict)
+            self._best_changes = dict(changes)
+        self._record_trial(name, measured, changes, verdict)
         return measured
 
-    def _note(self, name: str, measured: Measured, changes: Changes, verdict: str) -> None:
-        self._tried.append(Tried(name, round(measured.units_s, 3), measured.memory_bytes, verdict, changes))
-        self._tell(self._tried[-1])
+    def _record_trial(self, name: str, measured: ScriptMeasurement, changes: OptionChanges, verdict: str) -> None:
+        self._trials.append(TuningTrial(name, round(measured.units_s, 3), measured.memory_bytes, verdict, changes))
+        self._report_trial(self._trials[-1])
 
 
-def fits(measured: Measured) -> bool:
+def has_memory_to_spare(measured: ScriptMeasurement) -> bool:
     """Whether it ran, and not at the very end of memory."""
-    return measured.good and measured.memory_bytes <= TIGHT * measured.free_bytes
+    return measured.good and measured.memory_bytes <= MAX_FILL_SHARE * measured.free_bytes
 
 
-def _verdict(measured: Measured, best: Measured) -> str:
+def _judge_trial(measured: ScriptMeasurement, best_measurement: ScriptMeasurement) -> str:
     if measured.failed:
         return f"failed: {measured.failed.splitlines()[-1][:200]}"
     if measured.oom:
         return "out of memory"
-    if measured is best:
+    if measured is best_measurement:
         return "kept"
-    if not fits(measured):
+    if not has_memory_to_spare(measured):
         return "too near to the end of memory"
-    margin = 1 + max(NOISE, 2 * math.hypot(measured.doubt, best.doubt))
-    return "kept" if not fits(best) or measured.units_s > best.units_s * margin else "slower"
+    margin = 1 + max(MIN_SPEEDUP, 2 * math.hypot(measured.doubt, best_measurement.doubt))
+    return (
+        "kept"
+        if not has_memory_to_spare(best_measurement) or measured.units_s > best_measurement.units_s * margin
+        else "slower"
+    )
 
 
-def _known(samples: float) -> float:
+def _finite_or_zero(samples: float) -> float:
     return samples if samples < float("inf") else 0.0  # JSON has no infinity
 
 
-def _key(changes: Changes) -> str:
+def _changes_key(changes: OptionChanges) -> str:
     return json.dumps(changes, sort_keys=True)

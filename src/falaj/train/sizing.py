@@ -4,13 +4,13 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-FULL, TIGHT = 0.88, 0.92
+FILL_SHARE, MAX_FILL_SHARE = 0.88, 0.92
 """So much of the free memory is filled; beyond the second share large pieces find no place, sooner or later."""
-_FAR, _LEAP = 3, 8
+_MAX_EXTRAPOLATION, _MAX_GROWTH = 3, 8
 """A line is believed up to so many times its last point; without a slope nothing grows by more than this at a time."""
 
 
-class Point(NamedTuple):
+class MemoryPoint(NamedTuple):
     """What one micro-batch took in forward and backward, the optimizer's state beside it. The step of the optimizer is
     left out: it takes the same whatever the micro-batch, and a line through its peak would be flat."""
 
@@ -20,7 +20,7 @@ class Point(NamedTuple):
     fits: bool = True
 
 
-class Sized(NamedTuple):
+class SizingResult(NamedTuple):
     """The largest that fits, and what the line said of it before it was tried."""
 
     samples: int
@@ -30,47 +30,54 @@ class Sized(NamedTuple):
     """As many would fill memory to the last byte, by the same line: what nobody should run."""
 
 
-def divisors(number: int) -> list[int]:
+def list_divisors(number: int) -> list[int]:
     """All of them, smallest first."""
-    low = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return sorted({*low, *(number // one for one in low)})
+    small_divisors = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small_divisors, *(number // divisor for divisor in small_divisors)})
 
 
-def below(sizes: Sequence[int], most: float) -> int:
-    """The largest of some sizes, smallest first, that is no larger than `most`; the smallest when all are."""
-    return sizes[max(0, bisect.bisect_right(sizes, most) - 1)]
+def find_largest_below(sizes: Sequence[int], limit: float) -> int:
+    """The largest of some sizes, smallest first, that is no larger than `limit`; the smallest when all are."""
+    return sizes[max(0, bisect.bisect_right(sizes, limit) - 1)]
 
 
-def predicted(low: Point, high: Point, share: float = FULL) -> float:
+def predict_samples(low: MemoryPoint, high: MemoryPoint, share: float = FILL_SHARE) -> float:
     """How many samples fill this share of the free memory, by the line through two points."""
-    each = (high.bytes - low.bytes) / max(1, high.samples - low.samples)
-    return high.samples + (high.free_bytes * share - high.bytes) / each if each > 0 else float("inf")
+    bytes_per_sample = (high.bytes - low.bytes) / max(1, high.samples - low.samples)
+    return (
+        high.samples + (high.free_bytes * share - high.bytes) / bytes_per_sample
+        if bytes_per_sample > 0
+        else float("inf")
+    )
 
 
-def largest(look: Callable[[int], Point], sizes: Sequence[int], start: int) -> Sized:
+def find_largest(measure_point: Callable[[int], MemoryPoint], sizes: Sequence[int], start: int) -> SizingResult:
     """The largest of `sizes` that fits; `start` does. One that does not is followed by the next smaller."""
-    high = look(start)
-    low = look(below(sizes, start / 2)) if start > sizes[0] else high
-    guess = predicted(low, high)
-    sizes = [one for one in sizes if one >= start]
+    high = measure_point(start)
+    low = measure_point(find_largest_below(sizes, start / 2)) if start > sizes[0] else high
+    guess = predict_samples(low, high)
+    sizes = [size for size in sizes if size >= start]
     while len(sizes) > 1:
-        target = _next(sizes, guess, high.samples)
+        target = _choose_next_size(sizes, guess, high.samples)
         if target == high.samples:
             break
-        point = look(target)
+        point = measure_point(target)
         if point.fits:
             low, high = high, point
-            guess = predicted(low, high)
-            sizes = [one for one in sizes if one >= target]
+            guess = predict_samples(low, high)
+            sizes = [size for size in sizes if size >= target]
         else:
-            sizes = [one for one in sizes if one < target]
+            sizes = [size for size in sizes if size < target]
             guess = min(guess, float(target))
-    return Sized(high.samples, guess, predicted(low, high, 1.0))
+    return SizingResult(high.samples, guess, predict_samples(low, high, 1.0))
 
 
-def _next(sizes: Sequence[int], guess: float, high: int) -> int:
+def _choose_next_size(sizes: Sequence[int], guess: float, high: int) -> int:
     """Up to the guess, by way of half of it where that is far."""
     if guess == float("inf"):
-        return max(below(sizes, high * _LEAP), sizes[1] if below(sizes, high * _LEAP) == high else high)
-    half = below(sizes, guess / 2)
-    return half if guess > high * _FAR and half > high else below(sizes, guess)
+        return max(
+            find_largest_below(sizes, high * _MAX_GROWTH),
+            sizes[1] if find_largest_below(sizes, high * _MAX_GROWTH) == high else high,
+        )
+    half = find_largest_below(sizes, guess / 2)
+    return half if guess > high * _MAX_EXTRAPOLATION and half > high else find_largest_below(sizes, guess)

@@ -14,24 +14,24 @@ import numpy as np
 import torch
 
 from falaj.core.errors import Invalid, UserCodeFailed
-from falaj.feed.feed import Batch, Feed, Given
-from falaj.feed.order import mix
-from falaj.gauge.gauge import COMMUNICATION, Gauge
-from falaj.train.moving import Moving
-from falaj.train.tally import Number, Tally
+from falaj.feed.batch_loader import Batch, BatchLoader, FetchedBatch
+from falaj.feed.permutation import mix_seeds
+from falaj.gauge.step_monitor import COMMUNICATION_PHASE, StepMonitor
+from falaj.train.gradient_step import GradientStep
+from falaj.train.loss_tally import LossTally, Number
 
 if TYPE_CHECKING:
     from falaj.train.run import Run
 
-_GOLDEN, _MASK = 0x9E3779B97F4A7C15, 0x7FFFFFFFFFFFFFFF
-_SHAPES = 64
-_NAMED_SAMPLES = 20
-_LOOK_S = 0.5
+_SEED_STEP, _SEED_MASK = 0x9E3779B97F4A7C15, 0x7FFFFFFFFFFFFFFF
+_MAX_SHAPES = 64
+_MAX_NAMED_SAMPLES = 20
+_CHECK_INTERVAL_S = 0.5
 """How often we look what became of saves."""
-Start = tuple[torch.Tensor, Callable[[torch.Tensor], Number]]
+GradientStart = tuple[torch.Tensor, Callable[[torch.Tensor], Number]]
 # What torch.autograd.backward ends in. The shapes and kinds that it looks at before are right by how slopes are made,
 # and looking takes longer than many a small layer.
-_backward = torch.autograd.graph._engine_run_backward  # noqa: SLF001
+_run_backward = torch.autograd.graph._engine_run_backward  # noqa: SLF001
 
 
 class Step:
@@ -39,8 +39,8 @@ class Step:
 
     __slots__ = ("_home", "number", "values")
 
-    def __init__(self, home: "Stepping", number: int) -> None:
-        self._home, self.number = home, number
+    def __init__(self, runner: "StepRunner", number: int) -> None:
+        self._home, self.number = runner, number
         self.values: dict[str, Any] = {}
 
     @property
@@ -59,19 +59,19 @@ class Step:
 
     def backward(self, losses: torch.Tensor, count: Number | None = None) -> None:
         """Gradients of the sum of `losses`: those of single items, or, with `count`, their sum."""
-        home = self._home
+        runner = self._home
         if count is None:
             if not losses.ndim:
                 raise Invalid("this loss is one number: a sum or a mean?", "give losses of items, or a sum and a count")
             count = losses.numel()
-        slope, total = home.known.get(losses.shape) or home.slopes(losses, count)
-        if slope.dtype is not losses.dtype:
-            slope, total = home.slopes(losses, count)
-        home.tally.add(home.at, total(losses), count)
+        start_gradient, sum_losses = runner.known.get(losses.shape) or runner.slopes(losses, count)
+        if start_gradient.dtype is not losses.dtype:
+            start_gradient, sum_losses = runner.slopes(losses, count)
+        runner.tally.add(runner.at, sum_losses(losses), count)
         if type(losses) is torch.Tensor:
-            _backward((losses,), (slope,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+            _run_backward((losses,), (start_gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
         else:
-            torch.autograd.backward(losses, slope)
+            torch.autograd.backward(losses, start_gradient)
 
     def tally(self, loss: torch.Tensor, count: Number) -> None:
         """Count losses whose gradients somebody else makes, as pipelines do."""
@@ -91,105 +91,110 @@ class Step:
         self.values.update(values)
 
 
-class Stepping:
+class StepRunner:
     """The machinery below the steps of one run."""
 
-    def __init__(self, run: "Run", feed: Feed, gauge: Gauge) -> None:
+    def __init__(self, run: "Run", feed: BatchLoader, gauge: StepMonitor) -> None:
         self.run, self.feed, self.gauge = run, feed, gauge
-        self.tally = Tally(run.mesh, exact=run.strict is not None)
-        self.moving = Moving(run, feed.plan.batch)
+        self.tally = LossTally(run.mesh, exact=run.strict is not None)
+        self.moving = GradientStep(run, feed.plan.batch)
         self.at = 0
         """The number of the micro-batch that is worked on."""
-        self._moving, self._moves, self._usual = False, 0, 0
+        self._is_applying, self._move_count, self._usual_move_count = False, 0, 0
         """Whether parameters are just moved; how often they were in this step, and are in a whole one."""
-        self.done = self._first = 0
-        self._share = feed.plan.share(run.mesh.reader, run.mesh.readers)
-        self._stream: Iterator[Given] = iter(())
-        self._next = -1
-        self._moved: tuple[Number, Number] | None = None
-        self.known: dict[Any, Start] = {}
-        self._fixed, self._answered = run.strict is None, False
-        self._lags = run.mesh.world > 1 or self.tally.late
+        self.done = self._first_step = 0
+        self._own_micros = feed.plan.share(run.mesh.reader, run.mesh.readers)
+        self._stream: Iterator[FetchedBatch] = iter(())
+        self._next_step = -1
+        self._totals: tuple[Number, Number] | None = None
+        self.known: dict[Any, GradientStart] = {}
+        self._is_range_fixed, self._is_save_answered = run.strict is None, False
+        self._reads_later = run.mesh.world > 1 or self.tally.late
         """Whether there is anything to read of what was said before."""
-        self._alone, self._every = run.mesh.world == 1, run.options.save_steps
-        self._watched = run.saves is not None or run.strict is not None
-        self._saved_s = self._looked_s = time.monotonic()
-        self._base, self._micros = mix(run.options.seed, 0x5EED), feed.plan.micros
-        self._seeds: list[Callable[[int], Any]] = [torch.default_generator.manual_seed]
+        self._is_alone, self._save_every = run.mesh.world == 1, run.options.save_steps
+        self._needs_watch = run.saves is not None or run.strict is not None
+        self._saved_at = self._checked_at = time.monotonic()
+        self._seed_base, self._micro_count = mix_seeds(run.options.seed, 0x5EED), feed.plan.micros
+        self._seed_functions: list[Callable[[int], Any]] = [torch.default_generator.manual_seed]
         if run.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
-            self._seeds.append(torch.cuda.default_generators[torch.cuda.current_device()].manual_seed)
+            self._seed_functions.append(torch.cuda.default_generators[torch.cuda.current_device()].manual_seed)
         if run.options.random:
-            self._seeds += [random.seed, lambda key: np.random.seed(key & 0xFFFFFFFF)]
+            self._seed_functions += [random.seed, lambda key: np.random.seed(key & 0xFFFFFFFF)]
         if run.options.reproducible == "off":
-            self._seeds = []
+            self._seed_functions = []
 
-    def steps(self, first: int, last: int) -> Iterator[Step]:
+    def steps(self, first_step: int, total_steps: int) -> Iterator[Step]:
         """Each in turn; between two of them the state is whole, and is saved when it is time or somebody asks."""
         self.run.here.asked()  # from here on TERM means: save, then end
         if self.run.strict is not None:
             self.run.strict.begin()
-        self._stream, self._next, self.done, self._first = self._open(first, last), first, first, first
+        self._stream, self._next_step, self.done, self._first_step = (
+            self._open_stream(first_step, total_steps),
+            first_step,
+            first_step,
+            first_step,
+        )
         try:
-            for number in range(first, last):
-                step = self._begin(number)
+            for number in range(first_step, total_steps):
+                step = self._begin_step(number)
                 yield step
-                self._end(step)
-            self._judge(now=True)
-            if self.run.saves and last > first and self.run.saved < last and self._regular:
-                self.run.save(last)
+                self._end_step(step)
+            self._check_losses(wait=True)
+            if self.run.saves and total_steps > first_step and self.run.saved < total_steps and self._saves_regularly:
+                self.run.save(total_steps)
         finally:
             getattr(self._stream, "close", int)()
 
     def micro(self, number: int) -> Iterator[Batch]:
         """The micro-batches of one step, each with its own random numbers."""
-        stream = self._stream if number >= self._next else self._open(number, number + 1)
-        self._next = max(self._next, number + 1)
-        first, last, tell = number * self._micros, self._share[-1], self.run.mesh.last
-        for place in self._share:
-            given = next(stream)
-            while given.step < number:  # somebody left a step before its end
-                given = next(stream)
-            self.at = place
-            if self._seeds:
-                key = (self._base + (first + place) * _GOLDEN) & _MASK
-                for seed in self._seeds:
-                    seed(key)
-            if not self._alone:
-                tell(place == last)
-            self.gauge.waited(given.waited_s)
-            yield given.batch
+        stream = self._stream if number >= self._next_step else self._open_stream(number, number + 1)
+        self._next_step = max(self._next_step, number + 1)
+        first_micro, last_micro, mark_last = number * self._micro_count, self._own_micros[-1], self.run.mesh.last
+        for micro_index in self._own_micros:
+            fetched = next(stream)
+            while fetched.step < number:  # somebody left a step before its end
+                fetched = next(stream)
+            self.at = micro_index
+            if self._seed_functions:
+                key = (self._seed_base + (first_micro + micro_index) * _SEED_STEP) & _SEED_MASK
+                for set_seed in self._seed_functions:
+                    set_seed(key)
+            if not self._is_alone:
+                mark_last(micro_index == last_micro)
+            self.gauge.waited(fetched.waited_s)
+            yield fetched.batch
 
-    def slopes(self, losses: torch.Tensor, count: Number) -> Start:
+    def slopes(self, losses: torch.Tensor, count: Number) -> GradientStart:
         """What the gradient of a sum of losses begins with: 1 / batch, so that sums stay in a range. And how losses
         like these are summed the quickest."""
-        if not self._fixed:
+        if not self._is_range_fixed:
             self.moving.fix(float(count) / self.feed.plan.micro, self.feed.plan.micros)
-            self._fixed = True
-        if len(self.known) >= _SHAPES:
+            self._is_range_fixed = True
+        if len(self.known) >= _MAX_SHAPES:
             self.known.clear()
-        found = self.moving.slope(losses), self._sum(losses)
+        start = self.moving.slope(losses), self._build_sum(losses)
         if self.moving.scaler is None:  # its scale is another at every step
-            self.known[losses.shape] = found
-        return found
+            self.known[losses.shape] = start
+        return start
 
-    def _sum(self, losses: torch.Tensor) -> Callable[[torch.Tensor], Number]:
+    def _build_sum(self, losses: torch.Tensor) -> Callable[[torch.Tensor], Number]:
         if losses.device.type == "cpu" and not losses.ndim and self.run.strict is None:
             return torch.Tensor.item
         if losses.device.type == "cpu" and losses.ndim == 1 and losses.dtype == torch.float32:
             ones = torch.ones(losses.shape)
-            return lambda given: given.detach().dot(ones)
-        wide = torch.promote_types(losses.dtype, torch.float32)
-        return lambda given: given.detach().sum(dtype=wide)
+            return lambda values: values.detach().dot(ones)
+        wide_dtype = torch.promote_types(losses.dtype, torch.float32)
+        return lambda values: values.detach().sum(dtype=wide_dtype)
 
     def apply(self, step: Step, optimizers: Sequence[torch.optim.Optimizer], clip: float) -> None:
         """Exchange counts, then move."""
-        count, loss = self._exchange(step)
-        self._moving = True
+        count, loss = self._exchange_totals(step)
+        self._is_applying = True
         norm = self.moving.move(optimizers, count, clip)
-        self._moving = False
-        self._moves += 1
-        if self._moves == self._usual:
+        self._is_applying = False
+        self._move_count += 1
+        if self._move_count == self._usual_move_count:
             self.done = step.number + 1
         values = step.values
         values["loss"] = loss / (count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1))
@@ -200,98 +205,100 @@ class Stepping:
     @property
     def whole(self) -> bool:
         """Whether the state is that after `done` steps: no optimizer is at work, and none has still to follow."""
-        return not self._moving and self._moves in (0, self._usual)
+        return not self._is_applying and self._move_count in (0, self._usual_move_count)
 
-    def _begin(self, number: int) -> Step:
+    def _begin_step(self, number: int) -> Step:
         for schedule in self.run.schedules:
             schedule.set(number)
         self.tally.begin(number)
-        self._moved = None
+        self._totals = None
         return Step(self, number)
 
-    def _exchange(self, step: Step) -> tuple[Number, Number]:
+    def _exchange_totals(self, step: Step) -> tuple[Number, Number]:
         spoiled = self.run.strict.bad if self.run.strict is not None else None
-        if self._alone:
-            self._moved = self.tally.total(spoiled=spoiled)
+        if self._is_alone:
+            self._totals = self.tally.total(spoiled=spoiled)
         else:
-            save, stop = self._wishes()
-            with self.gauge.phase(COMMUNICATION):
-                self._moved = self.tally.total(spoiled=spoiled, save=save, stop=stop)
-        if isinstance(self._moved[1], float) and not math.isfinite(self._moved[1]):
-            self._refuse(step.number, self._moved[1])
-        return self._moved
+            save, stop = self._read_requests()
+            with self.gauge.phase(COMMUNICATION_PHASE):
+                self._totals = self.tally.total(spoiled=spoiled, save=save, stop=stop)
+        if isinstance(self._totals[1], float) and not math.isfinite(self._totals[1]):
+            self._raise_bad_loss(step.number, self._totals[1])
+        return self._totals
 
-    def _end(self, step: Step) -> None:
+    def _end_step(self, step: Step) -> None:
         run, number = self.run, step.number
-        if self._moved is None:
-            self._exchange(step)
-        self.done, self._usual, self._moves = number + 1, self._moves, 0
+        if self._totals is None:
+            self._exchange_totals(step)
+        self.done, self._usual_move_count, self._move_count = number + 1, self._move_count, 0
         for ema in run.emas:
             ema.update()
         self.gauge.stepped(number, self.tally.units, step.values)
-        said = self._judge() if self._lags else (False, False)
-        save, stop = self._wishes() if self._alone else said
-        if self._watched:
-            self._watch()
-        if save or stop or (self._every and self.done % self._every == 0):
-            self._save(self.done, stop=stop)
+        requests = self._check_losses() if self._reads_later else (False, False)
+        save, stop = self._read_requests() if self._is_alone else requests
+        if self._needs_watch:
+            self._watch_saves()
+        if save or stop or (self._save_every and self.done % self._save_every == 0):
+            self._save_checkpoint(self.done, stop=stop)
 
-    def _watch(self) -> None:
+    def _watch_saves(self) -> None:
         """What need not be looked at when a run has neither checkpoints nor strict bits."""
-        if self.done == self._first + 1:
+        if self.done == self._first_step + 1:
             if self.run.strict is not None:
                 self.run.strict.judge()
-            if self.run.saves is not None and self._regular:  # now the optimizer has all that is to be saved
+            if self.run.saves is not None and self._saves_regularly:  # now the optimizer has all that is to be saved
                 self.run.saves.warm(self.run.keeping.tensors())
-        if time.monotonic() - self._looked_s > _LOOK_S:
-            self._looked_s = time.monotonic()
+        if time.monotonic() - self._checked_at > _CHECK_INTERVAL_S:
+            self._checked_at = time.monotonic()
             self.run.tell_saves()
 
-    def _wishes(self) -> tuple[bool, bool]:
+    def _read_requests(self) -> tuple[bool, bool]:
         """Whether this process wants a save, or to stop."""
-        asked = self.run.here.asked()
+        request = self.run.here.asked()
         # A wish stays until what was saved for it is durable, and nobody but the first process tells of that.
-        self._answered = self._answered and asked == "save"
+        self._is_save_answered = self._is_save_answered and request == "save"
         save_s = self.run.options.save_s
-        due = save_s > 0 and self.run.mesh.rank == 0 and time.monotonic() - self._saved_s >= save_s
-        return due or (asked == "save" and not self._answered), asked == "stop"
+        is_due = save_s > 0 and self.run.mesh.rank == 0 and time.monotonic() - self._saved_at >= save_s
+        return is_due or (request == "save" and not self._is_save_answered), request == "stop"
 
     @property
-    def _regular(self) -> bool:
+    def _saves_regularly(self) -> bool:
         return self.run.options.save_s > 0 or self.run.options.save_steps > 0
 
-    def _judge(self, *, now: bool = False) -> tuple[bool, bool]:
+    def _check_losses(self, *, wait: bool = False) -> tuple[bool, bool]:
         """What the processes said; a loss that is no number ends the run before anything is saved after it."""
         save = stop = False
-        for read in self.tally.read(now=now):
-            if not math.isfinite(read.loss):
-                self._refuse(read.step, read.loss)
-            save, stop = save or read.save > 0, stop or read.stop > 0
+        for totals in self.tally.read(wait=wait):
+            if not math.isfinite(totals.loss):
+                self._raise_bad_loss(totals.step, totals.loss)
+            save, stop = save or totals.save > 0, stop or totals.stop > 0
         return save, stop
 
-    def _save(self, step: int, *, stop: bool) -> None:
-        self._judge(now=True)
-        self._saved_s, self._answered = time.monotonic(), True
+    def _save_checkpoint(self, step: int, *, stop: bool) -> None:
+        self._check_losses(wait=True)
+        self._saved_at, self._is_save_answered = time.monotonic(), True
         if self.run.saves:
-            self.gauge.saved(step, self.run.save(step, settle=stop))
+            self.gauge.saved(step, self.run.save(step, wait=stop))
             self.moving.fence = self.run.saves.fence
         if stop:
             self.run.here.yield_place()
 
-    def _refuse(self, step: int, loss: float) -> None:
+    def _raise_bad_loss(self, step: int, loss: float) -> None:
         numbers = self.tally.blame(step)
-        ids = [int(one) for number in numbers for one in self.feed.plan.ids(step, number)]
+        ids = [int(sample_id) for number in numbers for sample_id in self.feed.plan.ids(step, number)]
         if not numbers and self.run.strict is not None and self.run.strict.spoiled():
             raise UserCodeFailed(
                 f"a gradient of step {step} is no number, or so large that its sum would not be exact",
                 "clip inside the model or lower the learning rate; checkpoints before this step are kept",
             )
-        more = f" and {len(ids) - _NAMED_SAMPLES} more" if len(ids) > _NAMED_SAMPLES else ""
-        where = f"micro-batch {numbers[0]}, samples {ids[:_NAMED_SAMPLES]}{more}" if numbers else "another process"
+        omitted = f" and {len(ids) - _MAX_NAMED_SAMPLES} more" if len(ids) > _MAX_NAMED_SAMPLES else ""
+        source = (
+            f"micro-batch {numbers[0]}, samples {ids[:_MAX_NAMED_SAMPLES]}{omitted}" if numbers else "another process"
+        )
         raise UserCodeFailed(
-            f"the loss of step {step} is {loss}: {where}",
+            f"the loss of step {step} is {loss}: {source}",
             "look at these samples, lower the learning rate or clip gradients; checkpoints before this step are kept",
         )
 
-    def _open(self, first: int, last: int) -> Iterator[Given]:
-        return self.feed.stream(first, last, self.run.mesh.reader, self.run.mesh.readers)
+    def _open_stream(self, first_step: int, end_step: int) -> Iterator[FetchedBatch]:
+        return self.feed.stream(first_step, end_step, self.run.mesh.reader, self.run.mesh.readers)

@@ -2,7 +2,7 @@
 
 import sys
 
-from falaj.worker.launch import main
+from falaj.worker.launcher import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

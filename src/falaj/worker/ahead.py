@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from falaj.worker import family
+from falaj.worker import child_processes
 
 
 class _Child(NamedTuple):
@@ -31,12 +31,12 @@ def fork() -> None:
         return
     try:
         os.close(told)
-        family.settle(launcher)
+        child_processes.initialize_child(launcher)
         if said := _all(heard):
             words, env, folder, log, cores = json.loads(said)
-            family.become(words, env, folder, log, cores)
+            child_processes.exec_program(words, env, folder, log, cores)
     finally:
-        os._exit(family.NOT_EXECUTABLE)  # nothing of a launcher's may go on here
+        os._exit(child_processes.NOT_EXECUTABLE)  # nothing of a launcher's may go on here
 
 
 def start(words: Sequence[str], env: Mapping[str, str], folder: str, log: str, cores: Iterable[int]) -> int:

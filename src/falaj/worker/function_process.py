@@ -13,9 +13,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from falaj.worker.function_wire import Call, Reply, decode_call, encode, pack_columns, unpack_columns
+from falaj.worker.function_protocol import (
+    FunctionCall,
+    FunctionReply,
+    decode_call,
+    encode_message,
+    pack_columns,
+    unpack_columns,
+)
 
-LENGTH = struct.Struct("<Q")
+LENGTH_FORMAT = struct.Struct("<Q")
 _FILE_NAME = "<feature function>"
 
 
@@ -29,17 +36,17 @@ def main(arguments: list[str]) -> None:
     os.set_inheritable(channel, False)
     function: Callable[[Any], Any] | None = None
     while (data := _read_message(channel)) is not None:
-        call = decode_call(data)
+        function_call = decode_call(data)
         try:
-            function = _compile(call.text) if call.text else function
-            reply = _run(function, call)
+            function = _compile_function(function_call.text) if function_call.text else function
+            reply = _run_function(function, function_call)
         except FunctionError as error:
-            reply = Reply({}, str(error))
-        _write(channel, encode(reply))
+            reply = FunctionReply({}, str(error))
+        _write_message(channel, encode_message(reply))
 
 
-def _compile(text: str) -> Callable[[Any], Any]:
-    with _Blame():
+def _compile_function(text: str) -> Callable[[Any], Any]:
+    with _UserErrorContext():
         name = ast.parse(text).body[-1].name  # type: ignore[attr-defined]
         # Annotations stay text: what they name need not be importable.
         code = compile(text, _FILE_NAME, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
@@ -49,36 +56,36 @@ def _compile(text: str) -> Callable[[Any], Any]:
         return function
 
 
-def _run(function: Callable[[Any], Any] | None, call: Call) -> Reply:
-    if function is None or (not call.columns and call.text):
-        return Reply({})
-    with _Blame():
-        columns = function(unpack_columns(call.columns))
+def _run_function(function: Callable[[Any], Any] | None, function_call: FunctionCall) -> FunctionReply:
+    if function is None or (not function_call.columns and function_call.text):
+        return FunctionReply({})
+    with _UserErrorContext():
+        columns = function(unpack_columns(function_call.columns))
         if not isinstance(columns, Mapping):
             raise TypeError(f"expected a dict of columns, got {type(columns).__name__}")
-        return Reply(pack_columns(columns))
+        return FunctionReply(pack_columns(columns))
 
 
-class _Blame:
+class _UserErrorContext:
     """Turns whatever the text raises into a FunctionError that says what and where."""
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, FunctionError):
             return
         line = 0
-        while trace is not None:
-            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == _FILE_NAME else line
-            trace = trace.tb_next
-        where = f" (line {line})" if line else ""
-        raise FunctionError(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}{where}") from error
+        while traceback is not None:
+            line = traceback.tb_lineno if traceback.tb_frame.f_code.co_filename == _FILE_NAME else line
+            traceback = traceback.tb_next
+        line_text = f" (line {line})" if line else ""
+        raise FunctionError(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}{line_text}") from error
 
 
 def _read_message(channel: int) -> bytearray | None:
-    header = _read_exactly(channel, LENGTH.size)
-    return None if header is None else _read_exactly(channel, LENGTH.unpack(header)[0])
+    header = _read_exactly(channel, LENGTH_FORMAT.size)
+    return None if header is None else _read_exactly(channel, LENGTH_FORMAT.unpack(header)[0])
 
 
 def _read_exactly(channel: int, size: int) -> bytearray | None:
@@ -92,8 +99,8 @@ def _read_exactly(channel: int, size: int) -> bytearray | None:
     return data
 
 
-def _write(channel: int, data: bytes) -> None:
-    view = memoryview(LENGTH.pack(len(data)) + data)
+def _write_message(channel: int, data: bytes) -> None:
+    view = memoryview(LENGTH_FORMAT.pack(len(data)) + data)
     while view:
         view = view[os.write(channel, view) :]
 

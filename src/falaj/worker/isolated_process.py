@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import IO, Any, TypedDict, Unpack
 
 from falaj.core.errors import Unavailable
-from falaj.worker import cage_kernel as kernel
+from falaj.worker import sandbox_kernel as kernel
 from falaj.worker import syscall_filter
 
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from falaj.worker.isolated_entry import enter; enter()"
-_SOURCES = str(Path(__file__).parents[2])
-_LOCALE = ("LANG", "LC_ALL", "TZ")
-_Stream = int | IO[Any] | None
+_BOOT_SOURCE = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from falaj.worker.isolated_entry "
+    "import run_isolated_module; run_isolated_module()"
+)
+_SOURCES_FOLDER = str(Path(__file__).parents[2])
+_LOCALE_VARIABLES = ("LANG", "LC_ALL", "TZ")
+_StreamOption = int | IO[Any] | None
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ class IsolationOptions(TypedDict, total=False):
     environment: Mapping[str, str]
     required: bool
     """Start nothing where the kernel leaves a gap."""
-    stdin: _Stream
-    stdout: _Stream
-    stderr: _Stream
+    stdin: _StreamOption
+    stdout: _StreamOption
+    stderr: _StreamOption
 
 
 class IsolatedProcess(subprocess.Popen[bytes]):
@@ -73,9 +76,9 @@ class IsolatedProcess(subprocess.Popen[bytes]):
 @cache
 def find_isolation_gaps() -> tuple[str, ...]:
     """What this kernel cannot enforce on helper processes: "files", "network", "calls"; empty when all of it."""
-    files = sys.platform == "linux" and kernel.landlock_version() > 0
-    calls = syscall_filter.is_supported()
-    return (() if files else ("files",)) + (() if calls else ("network", "calls"))
+    isolates_files = sys.platform == "linux" and kernel.get_landlock_version() > 0
+    filters_calls = syscall_filter.is_supported()
+    return (() if isolates_files else ("files",)) + (() if filters_calls else ("network", "calls"))
 
 
 def start_isolated(
@@ -101,7 +104,7 @@ def start_isolated(
         )
     _warn_about_gaps(gaps)
     folder = tempfile.mkdtemp(prefix="falaj-isolated-")
-    order = {
+    launch_options = {
         "module": module,
         "arguments": list(arguments),
         "readable": [os.path.abspath(path) for path in readable],  # noqa: PTH100 - paths come as text
@@ -111,23 +114,28 @@ def start_isolated(
         "gaps": list(gaps),
         "parent": os.getpid(),
     }
-    private = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder)
-    env = (
-        {name: os.environ[name] for name in _LOCALE if name in os.environ}
-        | private
+    folder_variables = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder)
+    environment = (
+        {name: os.environ[name] for name in _LOCALE_VARIABLES if name in os.environ}
+        | folder_variables
         | dict(options.get("environment", {}))
     )
-    words = [sys.executable, "-I", "-B", "-c", _BOOT, _SOURCES, json.dumps(order)]
+    command = [sys.executable, "-I", "-B", "-c", _BOOT_SOURCE, _SOURCES_FOLDER, json.dumps(launch_options)]
 
-    def start() -> IsolatedProcess:
+    def start_process() -> IsolatedProcess:
         return IsolatedProcess(
-            words, cwd=folder, env=env, pass_fds=pass_fds, start_new_session=True,
-            stdin=options.get("stdin", subprocess.DEVNULL), stdout=options.get("stdout", subprocess.DEVNULL),
+            command,
+            cwd=folder,
+            env=environment,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            stdin=options.get("stdin", subprocess.DEVNULL),
+            stdout=options.get("stdout", subprocess.DEVNULL),
             stderr=options.get("stderr"),
-        )  # fmt: skip
+        )
 
     try:
-        process = _starter(os.getpid()).submit(start).result()
+        process = _get_starter_thread(os.getpid()).submit(start_process).result()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -145,6 +153,6 @@ def _warn_about_gaps(gaps: tuple[str, ...]) -> None:
 
 
 @cache
-def _starter(_pid: int) -> ThreadPoolExecutor:
+def _get_starter_thread(_pid: int) -> ThreadPoolExecutor:
     """A thread that lives as long as this process: the kernel ends a helper with the thread that started it."""
     return ThreadPoolExecutor(1, "isolated-process")

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from falaj.worker.family import look
+from falaj.worker.child_processes import read_kernel_file
 
-_EVERY_S = 0.5
-_SHARE = 0.01  # of one core, at most, for looking
-_DISK_EVERY_S = 5.0
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CHECK_INTERVAL_S = 0.5
+_MAX_CPU_SHARE = 0.01  # of one core, at most, for looking
+_DISK_CHECK_INTERVAL_S = 5.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIB = 1 << 20
 _LOG_HEAD_BYTES = _MIB  # the start of a log is kept, and the newest half of the bound
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -45,47 +45,52 @@ class ResourceWatch:
         self,
         bounds: ResourceBounds,
         folder: str,
-        log: str,
+        log_path: str,
         list_processes: Callable[[], Sequence[int]],
         checkpoints: str = "",
     ) -> None:
-        self._bounds, self._folder, self._log, self._list_processes = bounds, folder, log, list_processes
+        self._bounds, self._folder, self._log_path, self._list_processes = bounds, folder, log_path, list_processes
         self._checkpoints = checkpoints
-        self._host_devices = {_device(path) for path in ("/dev/shm", "/tmp")}  # noqa: S108  # nosec B108 - compared only
+        self._host_devices = {_get_device_number(path) for path in ("/dev/shm", "/tmp")}  # noqa: S108  # nosec B108 - compared only
         now = time.monotonic()
-        self.due = now + _EVERY_S if any(bounds) else float("inf")
-        self._disk_due = now + _DISK_EVERY_S if bounds.disk_bytes else float("inf")
+        self.due = now + _CHECK_INTERVAL_S if any(bounds) else float("inf")
+        self._next_disk_check_at = now + _DISK_CHECK_INTERVAL_S if bounds.disk_bytes else float("inf")
 
     def find_excess(self, now: float) -> tuple[str, bool]:
         """(what the slot uses too much of, or nothing; whether it must be killed at once). Cuts a log that is too
         long. `due` says when to call next."""
         if now < self.due:
             return "", False
-        began = time.perf_counter()
-        excess, at_once = self._memory_excess(), True
-        if not excess and now >= self._disk_due:
-            excess, at_once = self._disk_excess(), False
-            self._disk_due = now + max(_DISK_EVERY_S, (time.perf_counter() - began) / _SHARE)
-        if self._bounds.log_bytes and self._log:
-            shorten_log(self._log, self._bounds.log_bytes)
-        self.due = now + max(_EVERY_S, (time.perf_counter() - began) / _SHARE)
-        return excess, at_once
+        started_at = time.perf_counter()
+        excess, must_kill = self._describe_memory_excess(), True
+        if not excess and now >= self._next_disk_check_at:
+            excess, must_kill = self._describe_disk_excess(), False
+            self._next_disk_check_at = now + max(
+                _DISK_CHECK_INTERVAL_S, (time.perf_counter() - started_at) / _MAX_CPU_SHARE
+            )
+        if self._bounds.log_bytes and self._log_path:
+            shorten_log(self._log_path, self._bounds.log_bytes)
+        self.due = now + max(_CHECK_INTERVAL_S, (time.perf_counter() - started_at) / _MAX_CPU_SHARE)
+        return excess, must_kill
 
-    def _memory_excess(self) -> str:
-        bound = self._bounds.memory_bytes
-        if not bound:
+    def _describe_memory_excess(self) -> str:
+        bound_bytes = self._bounds.memory_bytes
+        if not bound_bytes:
             return ""
         pids = self._list_processes()
-        files = self._memory_files(pids)
+        file_bytes = self._count_memory_files(pids)
         # Resident pages that processes share are counted once for each, so this can only be too much; it is cheap.
-        if sum(_resident_bytes(pid) for pid in pids) + files <= bound:
+        if sum(_resident_bytes(pid) for pid in pids) + file_bytes <= bound_bytes:
             return ""
-        used = sum(_proportional_bytes(pid, without_shared_files=files > 0) for pid in pids) + files
-        if used <= bound:
+        used_bytes = sum(_proportional_bytes(pid, without_shared_files=file_bytes > 0) for pid in pids) + file_bytes
+        if used_bytes <= bound_bytes:
             return ""
-        return f"ran out of memory: it used {_in_words(used)} of {_in_words(bound)}; ask for more with --memory"
+        return (
+            f"ran out of memory: it used {_format_bytes(used_bytes)} of "
+            f"{_format_bytes(bound_bytes)}; ask for more with --memory"
+        )
 
-    def _memory_files(self, pids: Iterable[int]) -> int:
+    def _count_memory_files(self, pids: Iterable[int]) -> int:
         """Bytes in the slot's own /dev/shm and /tmp, which lie in memory; 0 where it sees the machine's."""
         for pid in pids:
             sizes = [_used_bytes(f"/proc/{pid}/root{path}", self._host_devices) for path in ("/dev/shm", "/tmp")]  # noqa: S108  # nosec B108
@@ -93,15 +98,16 @@ class ResourceWatch:
                 return sum(sizes)
         return 0
 
-    def _disk_excess(self) -> str:
-        used, bound = _folder_bytes(self._folder), self._bounds.disk_bytes
+    def _describe_disk_excess(self) -> str:
+        used_bytes, bound_bytes = _folder_bytes(self._folder), self._bounds.disk_bytes
         outside = self._checkpoints and not self._checkpoints.startswith(f"{self._folder}/")
-        if outside and _device(self._checkpoints) == _device(self._folder):
-            used += _folder_bytes(self._checkpoints)
-        if used <= bound:
+        if outside and _get_device_number(self._checkpoints) == _get_device_number(self._folder):
+            used_bytes += _folder_bytes(self._checkpoints)
+        if used_bytes <= bound_bytes:
             return ""
         return (
-            f"wrote too much: its folder and checkpoints hold {_in_words(used)} of {_in_words(bound)}; "
+            "wrote too much: its folder and checkpoints hold "
+            f"{_format_bytes(used_bytes)} of {_format_bytes(bound_bytes)}; "
             "the cluster option disk_mib sets the bound"
         )
 
@@ -109,30 +115,30 @@ class ResourceWatch:
 def shorten_log(path: str, bound_bytes: int) -> bool:
     """Free the middle of a log that occupies more than its bound. Positions in it stay; what was freed reads as NUL."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        status = os.fstat(file)
+        status = os.fstat(fd)
         if status.st_blocks * 512 <= bound_bytes:
             return False
         end = status.st_size - bound_bytes // 2
         length = end - _LOG_HEAD_BYTES
         arguments = (ctypes.c_int(_KEEP_SIZE | _PUNCH_HOLE), ctypes.c_int64(_LOG_HEAD_BYTES), ctypes.c_int64(length))
-        return length > 0 and _LIBC.fallocate(ctypes.c_int(file), *arguments) == 0
+        return length > 0 and _LIBC.fallocate(ctypes.c_int(fd), *arguments) == 0
     finally:
-        os.close(file)
+        os.close(fd)
 
 
 def _resident_bytes(pid: int) -> int:
-    words = look(f"/proc/{pid}/statm").split()
-    return int(words[1]) * _PAGE if len(words) > 1 else 0
+    statm_words = read_kernel_file(f"/proc/{pid}/statm").split()
+    return int(statm_words[1]) * _PAGE_BYTES if len(statm_words) > 1 else 0
 
 
 def _proportional_bytes(pid: int, *, without_shared_files: bool) -> int:
     """Memory of a process, shared pages by their share; those of files in memory are counted with the files."""
     sizes: dict[bytes, int] = {}
-    for line in look(f"/proc/{pid}/smaps_rollup").splitlines()[1:]:
+    for line in read_kernel_file(f"/proc/{pid}/smaps_rollup").splitlines()[1:]:
         name, _, size = line.partition(b":")
         if name in (b"Pss", b"Pss_Shmem"):
             sizes[name] = int(size.split()[0]) * 1024
@@ -142,16 +148,16 @@ def _proportional_bytes(pid: int, *, without_shared_files: bool) -> int:
 
 
 def _used_bytes(path: str, host_devices: set[int]) -> int:
-    if _device(path) in host_devices:
+    if _get_device_number(path) in host_devices:
         return 0
     try:
-        found = os.statvfs(path)
+        filesystem = os.statvfs(path)
     except OSError:
         return 0
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    return (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
 
 
-def _device(path: str) -> int:
+def _get_device_number(path: str) -> int:
     try:
         return os.stat(path).st_dev  # noqa: PTH116 - pathlib takes longer, for every slot
     except OSError:
@@ -160,7 +166,7 @@ def _device(path: str) -> int:
 
 def _folder_bytes(folder: str) -> int:
     """What the files below a folder occupy; links are not followed, other file systems not entered."""
-    total, pending, device = 0, [folder], _device(folder)
+    total, pending, device = 0, [folder], _get_device_number(folder)
     while pending:
         with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
             for entry in entries:
@@ -172,5 +178,5 @@ def _folder_bytes(folder: str) -> int:
     return total
 
 
-def _in_words(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size // _MIB} MiB"

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-NEXT, DENY, ALLOW = 0, -1, -2
+NEXT_CHECK, DENY, ALLOW = 0, -1, -2
 LAST_CALL = 470
 _NAMESPACE_FLAGS = 0x7E020000 | 0x80
 _THREAD_FLAG = 0x10000
@@ -30,7 +30,7 @@ _LD, _AND, _JA, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x
 _RET_KILL, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _FIRST_X32_CALL = 0x40000000
 # fmt: off
-CALLS: dict[str, dict[str, tuple[int, int]]] = {
+CALL_NUMBERS: dict[str, dict[str, tuple[int, int]]] = {
     "tracing": {
         "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
         "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
@@ -91,30 +91,30 @@ CALLS: dict[str, dict[str, tuple[int, int]]] = {
 """Name of a system call to its numbers on x86-64 and arm64 (-1 where it does not exist), by what the call is for."""
 
 
-class Check(NamedTuple):
+class ArgumentCheck(NamedTuple):
     """Compares the low 32 bits of an argument; `match` and `other` are NEXT, DENY, ALLOW or how many checks to skip."""
 
     argument: int
     values: tuple[int, ...]
     match: int = DENY
-    other: int = NEXT
+    other: int = NEXT_CHECK
     mask: int = 0
     any_bit: bool = False
 
 
-class Rule(NamedTuple):
+class CallRule(NamedTuple):
     """What happens to a call: refused with `error`, unless `checks` allow it."""
 
     error: int = errno.EPERM
-    checks: tuple[Check, ...] = ()
+    checks: tuple[ArgumentCheck, ...] = ()
 
 
-def deny_groups(*groups: str) -> dict[str, Rule]:
+def deny_groups(*groups: str) -> dict[str, CallRule]:
     """Rules that refuse every call of these groups of the table."""
-    return {name: Rule() for group in groups for name in CALLS[group]}
+    return {name: CallRule() for group in groups for name in CALL_NUMBERS[group]}
 
 
-def refuse_set_id_modes() -> dict[str, Rule]:
+def refuse_set_id_modes() -> dict[str, CallRule]:
     """Rules that refuse modes with the set-user-ID or set-group-ID bit.
 
     On the disk what sandboxed processes make belongs to the platform's user, which may be root: a program with this bit
@@ -122,38 +122,50 @@ def refuse_set_id_modes() -> dict[str, Rule]:
     """
     modes = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
     flags = {"open": 1, "openat": 2}
-    rules = {name: Rule(checks=(_refuse_set_id(argument),)) for name, argument in modes.items()}
+    rules = {name: CallRule(checks=(_refuse_set_id(argument),)) for name, argument in modes.items()}
     rules |= {
-        name: Rule(checks=(Check(argument, (_CREATE_FLAGS,), NEXT, ALLOW, any_bit=True), _refuse_set_id(argument + 1)))
+        name: CallRule(
+            checks=(
+                ArgumentCheck(argument, (_CREATE_FLAGS,), NEXT_CHECK, ALLOW, any_bit=True),
+                _refuse_set_id(argument + 1),
+            )
+        )
         for name, argument in flags.items()
     }
-    return rules | {"openat2": Rule(errno.ENOSYS)}  # its mode lies in memory, where no filter sees it
+    return rules | {"openat2": CallRule(errno.ENOSYS)}  # its mode lies in memory, where no filter sees it
 
 
-def _refuse_set_id(argument: int) -> Check:
-    return Check(argument, (_SET_ID_MODES,), any_bit=True)
+def _refuse_set_id(argument: int) -> ArgumentCheck:
+    return ArgumentCheck(argument, (_SET_ID_MODES,), any_bit=True)
 
 
-def build_isolated_rules(pid: int, *, truncate_by_path: bool) -> dict[str, Rule]:
+def build_isolated_rules(pid: int, *, truncate_by_path: bool) -> dict[str, CallRule]:
     """The rules of a helper process that only computes: no sockets, programs or new processes, no access to others."""
-    groups = [group for group in CALLS if group != "checked"]
-    own = Rule(checks=(Check(0, (pid,), ALLOW, DENY),))
-    own_or_zero = Rule(checks=(Check(0, (0, pid), ALLOW, DENY),))
-    thread = (Check(0, (_THREAD_FLAG,), NEXT, DENY, any_bit=True), Check(0, (_NAMESPACE_FLAGS,), any_bit=True))
-    stream_pair = (Check(0, (_AF_UNIX,), NEXT, DENY), Check(1, (_SOCK_STREAM,), ALLOW, DENY, _SOCK_TYPE_MASK))
+    groups = [group for group in CALL_NUMBERS if group != "checked"]
+    own_process = CallRule(checks=(ArgumentCheck(0, (pid,), ALLOW, DENY),))
+    own_or_zero = CallRule(checks=(ArgumentCheck(0, (0, pid), ALLOW, DENY),))
+    thread_checks = (
+        ArgumentCheck(0, (_THREAD_FLAG,), NEXT_CHECK, DENY, any_bit=True),
+        ArgumentCheck(0, (_NAMESPACE_FLAGS,), any_bit=True),
+    )
+    stream_pair = (
+        ArgumentCheck(0, (_AF_UNIX,), NEXT_CHECK, DENY),
+        ArgumentCheck(1, (_SOCK_STREAM,), ALLOW, DENY, _SOCK_TYPE_MASK),
+    )
     rules = refuse_set_id_modes() | deny_groups(*groups) | {
-        "clone": Rule(checks=thread),
-        "clone3": Rule(errno.ENOSYS),  # its flags lie in memory, where no filter sees them; C libraries then use clone
-        "ioctl": Rule(checks=(Check(1, _TERMINAL_REQUESTS),)),
-        "fcntl": Rule(checks=(Check(1, (8, 15)),)),  # F_SETOWN, F_SETOWN_EX: signals to others
-        "socketpair": Rule(checks=stream_pair),  # a datagram pair could send to any address
-        "kill": own, "tgkill": own, "rt_sigqueueinfo": own, "rt_tgsigqueueinfo": own,
+        "clone": CallRule(checks=thread_checks),
+        # its flags lie in memory, where no filter sees them; C libraries then use clone
+        "clone3": CallRule(errno.ENOSYS),
+        "ioctl": CallRule(checks=(ArgumentCheck(1, _TERMINAL_REQUESTS),)),
+        "fcntl": CallRule(checks=(ArgumentCheck(1, (8, 15)),)),  # F_SETOWN, F_SETOWN_EX: signals to others
+        "socketpair": CallRule(checks=stream_pair),  # a datagram pair could send to any address
+        "kill": own_process, "tgkill": own_process, "rt_sigqueueinfo": own_process, "rt_tgsigqueueinfo": own_process,
         "prlimit64": own_or_zero, "sched_setaffinity": own_or_zero,
     }  # fmt: skip
-    return rules if truncate_by_path else rules | {"truncate": Rule()}
+    return rules if truncate_by_path else rules | {"truncate": CallRule()}
 
 
-def build_attempt_rules(*, shares_user: bool = False, only_accepts: bool = False) -> dict[str, Rule]:
+def build_attempt_rules(*, shares_user: bool = False, only_accepts: bool = False) -> dict[str, CallRule]:
     """The rules of an attempt's processes, which run programs and talk to each other.
 
     With `shares_user` (no namespaces) they may not touch other processes of the platform's user. With `only_accepts`
@@ -162,57 +174,68 @@ def build_attempt_rules(*, shares_user: bool = False, only_accepts: bool = False
     elsewhere. With either, the network is the machine's: they open no internet socket but plain TCP, which Landlock
     limits, and send no data with the opening of a connection, which Landlock does not see.
     """
-    plain_tcp = shares_user or only_accepts
-    kinds, protocols = ((_SOCK_STREAM,), (0, 6)) if plain_tcp else ((_SOCK_STREAM, 2), (0, 1, 6, 17, 58))
+    is_plain_tcp = shares_user or only_accepts
+    socket_types, protocols = ((_SOCK_STREAM,), (0, 6)) if is_plain_tcp else ((_SOCK_STREAM, 2), (0, 1, 6, 17, 58))
     families = (
-        Check(0, (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK), NEXT, DENY),
-        Check(0, (_AF_UNIX,), DENY if shares_user and only_accepts else ALLOW),  # Landlock knows no socket files
-        Check(0, (_AF_NETLINK,), NEXT, 1),
-        Check(2, (0,), ALLOW, DENY),  # of netlink only routes, which name lookups read
-        Check(1, kinds, NEXT, DENY, _SOCK_TYPE_MASK),
-        Check(2, protocols, ALLOW, DENY),
+        ArgumentCheck(0, (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK), NEXT_CHECK, DENY),
+        ArgumentCheck(
+            0, (_AF_UNIX,), DENY if shares_user and only_accepts else ALLOW
+        ),  # Landlock knows no socket files
+        ArgumentCheck(0, (_AF_NETLINK,), NEXT_CHECK, 1),
+        ArgumentCheck(2, (0,), ALLOW, DENY),  # of netlink only routes, which name lookups read
+        ArgumentCheck(1, socket_types, NEXT_CHECK, DENY, _SOCK_TYPE_MASK),
+        ArgumentCheck(2, protocols, ALLOW, DENY),
     )
     rules = refuse_set_id_modes() | deny_groups("tracing", "keys", "mounts", "kernel", "namespaces", "rings")
     rules |= {
-        "name_to_handle_at": Rule(),
-        "statmount": Rule(),
-        "listmount": Rule(),
-        "clone": Rule(checks=(Check(0, (_NAMESPACE_FLAGS,), any_bit=True),)),
-        "clone3": Rule(errno.ENOSYS),
-        "ioctl": Rule(checks=(Check(1, _TERMINAL_REQUESTS[:2]),)),
-        "personality": Rule(checks=(Check(0, _PERSONALITIES, ALLOW, DENY),)),
-        "socket": Rule(checks=families),
+        "name_to_handle_at": CallRule(),
+        "statmount": CallRule(),
+        "listmount": CallRule(),
+        "clone": CallRule(checks=(ArgumentCheck(0, (_NAMESPACE_FLAGS,), any_bit=True),)),
+        "clone3": CallRule(errno.ENOSYS),
+        "ioctl": CallRule(checks=(ArgumentCheck(1, _TERMINAL_REQUESTS[:2]),)),
+        "personality": CallRule(checks=(ArgumentCheck(0, _PERSONALITIES, ALLOW, DENY),)),
+        "socket": CallRule(checks=families),
     }
     if shares_user:
-        itself = Rule(checks=(Check(0, (0,), ALLOW, DENY),))
-        rules |= deny_groups("shared memory") | {"migrate_pages": Rule(), "move_pages": Rule()}
-        rules |= {"prlimit64": itself, "sched_setaffinity": itself, "sched_setattr": itself, "sched_setparam": itself}
-        rules |= {"sched_setscheduler": itself, "setpriority": Rule(checks=(Check(1, (0,), ALLOW, DENY),))}
-        rules |= {"ioprio_set": Rule(checks=(Check(1, (0,), ALLOW, DENY),))}
-        rules |= {"fcntl": Rule(checks=(Check(1, (8, 15)),))}  # F_SETOWN, F_SETOWN_EX: signals to others
-        rules |= {name: Rule() for name in CALLS["attributes"] if "xattr" in name or name == "file_setattr"}
-    if plain_tcp:
+        own_process = CallRule(checks=(ArgumentCheck(0, (0,), ALLOW, DENY),))
+        rules |= deny_groups("shared memory") | {"migrate_pages": CallRule(), "move_pages": CallRule()}
+        rules |= {
+            "prlimit64": own_process,
+            "sched_setaffinity": own_process,
+            "sched_setattr": own_process,
+            "sched_setparam": own_process,
+        }
+        rules |= {
+            "sched_setscheduler": own_process,
+            "setpriority": CallRule(checks=(ArgumentCheck(1, (0,), ALLOW, DENY),)),
+        }
+        rules |= {"ioprio_set": CallRule(checks=(ArgumentCheck(1, (0,), ALLOW, DENY),))}
+        rules |= {"fcntl": CallRule(checks=(ArgumentCheck(1, (8, 15)),))}  # F_SETOWN, F_SETOWN_EX: signals to others
+        rules |= {name: CallRule() for name in CALL_NUMBERS["attributes"] if "xattr" in name or name == "file_setattr"}
+    if is_plain_tcp:
         flags = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
         rules |= {
-            name: Rule(checks=(Check(position, (_MSG_FASTOPEN,), any_bit=True),)) for name, position in flags.items()
+            name: CallRule(checks=(ArgumentCheck(position, (_MSG_FASTOPEN,), any_bit=True),))
+            for name, position in flags.items()
         }
     if only_accepts:
-        rules |= deny_groups("attributes") | {"pidfd_open": Rule()} if shares_user else {}
-        rules |= {"connect": Rule(), "bind": Rule()}
+        rules |= deny_groups("attributes") | {"pidfd_open": CallRule()} if shares_user else {}
+        rules |= {"connect": CallRule(), "bind": CallRule()}
     return rules
 
 
-def install_filter(rules: Mapping[str, Rule]) -> None:
+def install_filter(rules: Mapping[str, CallRule]) -> None:
     """Apply the rules to this thread and everything it starts, for good. OSError where the kernel refuses."""
-    column, architecture = _ARCHITECTURES[platform.machine()]
-    numbers = {name: pair[column] for group in CALLS.values() for name, pair in group.items()}
+    number_index, architecture = _ARCHITECTURES[platform.machine()]
+    numbers = {name: pair[number_index] for group in CALL_NUMBERS.values() for name, pair in group.items()}
     program = [(_LD, 0, 0, 4), (_JEQ, 1, 0, architecture), (_RET, 0, 0, _RET_KILL), (_LD, 0, 0, 0)]
     program += [(_JGE, 0, 1, _FIRST_X32_CALL), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
     program += [(_JGE, 0, 1, LAST_CALL + 1), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
     for name, rule in rules.items():
         if numbers[name] >= 0:
-            block = _compile_rule(rule)
-            program += [(_JEQ, 0, len(block), numbers[name]), *block]
+            instructions = _compile_rule(rule)
+            program += [(_JEQ, 0, len(instructions), numbers[name]), *instructions]
     _load_program([*program, (_RET, 0, 0, _RET_ALLOW)])
 
 
@@ -220,10 +243,10 @@ def is_supported() -> bool:
     """Whether this kernel filters system calls and the table knows this machine's numbers."""
     if platform.system() != "Linux" or platform.machine() not in _ARCHITECTURES:
         return False
-    return int(ctypes.CDLL(None).prctl(_GET_SECCOMP, *_longs(0, 0, 0, 0))) >= 0
+    return int(ctypes.CDLL(None).prctl(_GET_SECCOMP, *_to_longs(0, 0, 0, 0))) >= 0
 
 
-def _compile_rule(rule: Rule) -> list[tuple[int, int, int, int]]:
+def _compile_rule(rule: CallRule) -> list[tuple[int, int, int, int]]:
     """The instructions for one call; they always return, so nothing after them sees a changed accumulator."""
     refuse = (_RET, 0, 0, _RET_ERRNO | rule.error)
     if not rule.checks:
@@ -231,19 +254,19 @@ def _compile_rule(rule: Rule) -> list[tuple[int, int, int, int]]:
     sizes = [1 + bool(check.mask) + len(check.values) + 1 for check in rule.checks]
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
     allow_at, deny_at = starts[-1], starts[-1] + 1
-    block: list[tuple[int, int, int, int]] = []
+    instructions: list[tuple[int, int, int, int]] = []
     for index, check in enumerate(rule.checks):
-        places = {DENY: deny_at, ALLOW: allow_at}
-        match, other = (
-            places.get(verdict, starts[min(index + 1 + max(verdict, 0), len(sizes))])
+        target_by_verdict = {DENY: deny_at, ALLOW: allow_at}
+        match_target, other_target = (
+            target_by_verdict.get(verdict, starts[min(index + 1 + max(verdict, 0), len(sizes))])
             for verdict in (check.match, check.other)
         )
-        block.append((_LD, 0, 0, 16 + 8 * check.argument))
-        block += [(_AND, 0, 0, check.mask)] if check.mask else []
+        instructions.append((_LD, 0, 0, 16 + 8 * check.argument))
+        instructions += [(_AND, 0, 0, check.mask)] if check.mask else []
         for value in check.values:
-            block.append((_JSET if check.any_bit else _JEQ, match - len(block) - 1, 0, value))
-        block.append((_JA, 0, 0, other - len(block) - 1))
-    return [*block, (_RET, 0, 0, _RET_ALLOW), refuse]
+            instructions.append((_JSET if check.any_bit else _JEQ, match_target - len(instructions) - 1, 0, value))
+        instructions.append((_JA, 0, 0, other_target - len(instructions) - 1))
+    return [*instructions, (_RET, 0, 0, _RET_ALLOW), refuse]
 
 
 def _load_program(program: list[tuple[int, int, int, int]]) -> None:
@@ -251,9 +274,9 @@ def _load_program(program: list[tuple[int, int, int, int]]) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in program))
     header = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code)))
     for option, values in ((_SET_NO_NEW_PRIVS, (1, 0)), (_SET_SECCOMP, (2, ctypes.addressof(header)))):
-        if libc.prctl(option, *_longs(*values, 0, 0)):
+        if libc.prctl(option, *_to_longs(*values, 0, 0)):
             raise OSError(ctypes.get_errno(), f"prctl({option}) was refused", "seccomp")
 
 
-def _longs(*values: int) -> list[ctypes.c_ulong]:
+def _to_longs(*values: int) -> list[ctypes.c_ulong]:
     return [ctypes.c_ulong(value) for value in values]

@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api.mlflow import artifacts, experiments, outputs, registry, runs, traces
-from falaj.api.mlflow.coding import Endpoint
-from falaj.api.mlflow.routes import PARTS
+from falaj.api.mlflow import artifacts, experiments, logged_models, model_registry, runs, traces
+from falaj.api.mlflow.coding import MlflowEndpoint
+from falaj.api.mlflow.routes import ENDPOINT_MODULES
 from tests.api.mlflow.conftest import Place
 
 ROOT = "/api/2.0/mlflow-artifacts/artifacts"
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"]
-ENDPOINTS: list[Endpoint] = [one for part in PARTS for one in part.ENDPOINTS]
+ENDPOINTS: list[MlflowEndpoint] = [one for part in ENDPOINT_MODULES for one in part.ENDPOINTS]
 ABSENT = [
     # CVE-2026-0545, CVE-2026-2652: jobs; CVE-2026-64849: webhooks; CVE-2026-2651: multipart uploads; the gateway.
     "/ajax-api/3.0/jobs/search",
@@ -364,7 +364,7 @@ def test_queries_are_read_strictly(amal: httpx.Client) -> None:
 def test_tags_of_ours_are_not_a_client_s_to_set(amal: httpx.Client) -> None:
     # CVE-2024-3573 and 2026-2614: tags that switch a check off.
     ask(amal, "POST", "/api/2.0/mlflow/registered-models/create", name="tagged")
-    for key in registry.OURS:
+    for key in model_registry.RESERVED_TAGS:
         got = ask(amal, "POST", "/api/2.0/mlflow/registered-models/set-tag", name="tagged", key=key, value="model:x/y")
         assert got.status_code == 400
         body = {"name": f"tagged-{key}", "tags": [{"key": key, "value": "model:main/scorer"}]}
@@ -385,7 +385,7 @@ def test_every_answer_comes_down_to_verbs() -> None:
         "shutil",
         "tempfile",
     }
-    for module in (artifacts, experiments, outputs, registry, runs, traces):
+    for module in (artifacts, experiments, logged_models, model_registry, runs, traces):
         names = {getattr(value, "__name__", "") for value in vars(module).values()}
         assert not names & forbidden, module
         text = Path(str(module.__file__)).read_text()

@@ -14,7 +14,15 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
-from falaj.privacy.search.isolated_files import CLEAR, FOUND, UNREAD, FileAsk, FileFinding, FilesQuestion, search_files
+from falaj.privacy.search.isolated_files import (
+    STATE_CLEAR,
+    STATE_FOUND,
+    STATE_UNREAD,
+    FileFinding,
+    FilesRequest,
+    FileToSearch,
+    search_files,
+)
 
 WHO, OTHER = "784-1990-1234567-1", "784-1985-7654321-9"
 NAMES = ("Mariam", "Hamad")
@@ -94,7 +102,7 @@ WRITERS: dict[str, Callable[[Path, str], None]] = {
 
 
 def _search(path: Path, *columns: str, subject: str = WHO, rows: bool = True) -> FileFinding:
-    (finding,) = search_files(FilesQuestion(subject, (FileAsk(str(path), path.name, columns),), rows))
+    (finding,) = search_files(FilesRequest(subject, (FileToSearch(str(path), path.name, columns),), rows))
     return finding
 
 
@@ -103,13 +111,13 @@ def test_every_format_gives_the_persons_rows_and_nobody_elses(tmp_path: Path) ->
         (tmp_path / folder).mkdir()
         for name, write in WRITERS.items():
             write(tmp_path / folder / name, first)
-    for folder, state in (("with", FOUND), ("without", CLEAR)):
-        asks = tuple(FileAsk(str(tmp_path / folder / name), name) for name in WRITERS)
-        findings = dict(zip(WRITERS, search_files(FilesQuestion(WHO, asks, True)), strict=True))
+    for folder, state in (("with", STATE_FOUND), ("without", STATE_CLEAR)):
+        asks = tuple(FileToSearch(str(tmp_path / folder / name), name) for name in WRITERS)
+        findings = dict(zip(WRITERS, search_files(FilesRequest(WHO, asks, True)), strict=True))
         assert {name: finding.state for name, finding in findings.items()} == dict.fromkeys(WRITERS, state)
         for name, finding in findings.items():
             text = json.dumps(finding.rows, ensure_ascii=False)
-            assert ("Mariam" in text) == (state == FOUND), name
+            assert ("Mariam" in text) == (state == STATE_FOUND), name
             assert "Hamad" not in text, name
 
 
@@ -117,7 +125,7 @@ def test_short_identifier_is_found_in_declared_columns_only(tmp_path: Path) -> N
     pq.write_table(pa.table({"patient_id": [73, 74], "amount": [5, 73]}), tmp_path / "rows.parquet")
     finding = _search(tmp_path / "rows.parquet", "patient_id", subject="73")
     assert [row["amount"] for row in finding.rows] == [5]
-    assert _search(tmp_path / "rows.parquet", subject="73").state == CLEAR
+    assert _search(tmp_path / "rows.parquet", subject="73").state == STATE_CLEAR
     (tmp_path / "rows.csv").write_text("patient_id,amount\n73,5\n74,73\n")
     assert [row["amount"] for row in _search(tmp_path / "rows.csv", "patient_id", subject="73").rows] == ["5"]
     (tmp_path / "rows.jsonl").write_text('{"patient_id": 73, "amount": 5}\n{"patient_id": 74, "amount": 73}\n')
@@ -126,16 +134,16 @@ def test_short_identifier_is_found_in_declared_columns_only(tmp_path: Path) -> N
 
 def test_what_cannot_be_read_is_unread_and_clear_bytes_are_found_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(os.urandom(3 << 20))
-    assert _search(tmp_path / "weights.bin").state == UNREAD
+    assert _search(tmp_path / "weights.bin").state == STATE_UNREAD
     (tmp_path / "weights.bin").write_bytes(b"\0" * (2 << 20) + WHO.encode() + os.urandom(1000))
-    assert _search(tmp_path / "weights.bin").state == FOUND
+    assert _search(tmp_path / "weights.bin").state == STATE_FOUND
     with sqlite3.connect(tmp_path / "rows.db") as database:
         database.execute("CREATE TABLE people (id)")
     assert "SQLite" in _search(tmp_path / "rows.db").reason
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 nothing of the kind")
-    assert _search(tmp_path / "cut.parquet").state == UNREAD
+    assert _search(tmp_path / "cut.parquet").state == STATE_UNREAD
     (tmp_path / "deep.zip").write_bytes(_nested_zips(6))
-    assert _search(tmp_path / "deep.zip").state == UNREAD
+    assert _search(tmp_path / "deep.zip").state == STATE_UNREAD
 
 
 def _nested_zips(depth: int) -> bytes:
@@ -150,12 +158,12 @@ def _nested_zips(depth: int) -> bytes:
 
 def test_a_match_across_two_pieces_of_a_long_line_is_found(tmp_path: Path) -> None:
     (tmp_path / "line.txt").write_text("x" * ((1 << 20) - 5) + " " + WHO + " " + "y" * 100)
-    assert _search(tmp_path / "line.txt").state == FOUND
+    assert _search(tmp_path / "line.txt").state == STATE_FOUND
 
 
 @pytest.mark.parametrize("column", ["id", "name"])
 def test_files_after_a_broken_one_are_still_searched(tmp_path: Path, column: str) -> None:
     (tmp_path / "broken.orc").write_bytes(b"ORC" + os.urandom(5000))
     _parquet(tmp_path / "rows.parquet", WHO)
-    asks = tuple(FileAsk(str(tmp_path / name), name, (column,)) for name in ("broken.orc", "rows.parquet"))
-    assert [finding.state for finding in search_files(FilesQuestion(WHO, asks))] == [UNREAD, FOUND]
+    asks = tuple(FileToSearch(str(tmp_path / name), name, (column,)) for name in ("broken.orc", "rows.parquet"))
+    assert [finding.state for finding in search_files(FilesRequest(WHO, asks))] == [STATE_UNREAD, STATE_FOUND]

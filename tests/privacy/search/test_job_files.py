@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from falaj.core.context import Actor, Context
+from falaj.core.context import Actor, CallContext
 from falaj.jobs.records import JobView
-from falaj.jobs.staging import KEPT_S
+from falaj.jobs.staging import KEEP_S
 from falaj.privacy.search.job_files import search_job_files
 from falaj.privacy.search.records import SearchCase
 from tests.jobs.lab import Lab
 from tests.town import LABEL, Town
 
 WHO = "784-1990-4440001-1"
-CTX = Context(Actor("searcher", "bank", kind="service"), "ae-dubai")
+CTX = CallContext(Actor("searcher", "bank", kind="service"), "ae-dubai")
 SAVES = f"""
 import os, pathlib
 folder = pathlib.Path(os.environ["FALAJ_CHECKPOINTS"])
@@ -45,7 +45,7 @@ def lab(town: Town, tmp_path: Path) -> Lab:
 
 def _search(town: Town, who: str = WHO) -> dict[str, str]:
     """Each source that is not clear, with its state."""
-    steps = search_job_files(town.house._estate(), SearchCase(CTX, who, "pseudonym"), "")
+    steps = search_job_files(town.house._create_search_estate(), SearchCase(CTX, who, "pseudonym"), "")
     return {each.ref: each.state for outcomes, _ in steps for each in outcomes if each.state != "clear"}
 
 
@@ -175,7 +175,7 @@ def test_folders_of_attempts_stay_while_a_hold_stands_on_the_job_or_its_inputs(
 
 
 def _age(path: Path) -> None:
-    long_ago = time.time() - KEPT_S - 60
+    long_ago = time.time() - KEEP_S - 60
     os.utime(path, (long_ago, long_ago))
 
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from falaj.core.context import Actor, Context
+from falaj.core.context import Actor, CallContext
 from falaj.core.ref import Ref
 from falaj.privacy.search.ledger_entries import EXCLUDED_KINDS, LISTING_FIELDS, search_records
-from falaj.privacy.search.records import KEPT, SearchCase
+from falaj.privacy.search.records import STATE_KEPT, SearchCase
 from tests.town import Town
 
 WHO = "784-1990-5550001-1"
-CTX = Context(Actor("writer", "bank", kind="service"), "ae-dubai")
+CTX = CallContext(Actor("writer", "bank", kind="service"), "ae-dubai")
 PRIVACY_KINDS = (
     "subject-request", "consent", "certificate", "erasure-plan", "person-search", "refusal", "organisation", "dpia",
 )  # fmt: skip
@@ -27,7 +27,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 def _search(town: Town, who: str, after: str = "") -> list[tuple[str, str, str]]:
     """Ref, state and the cursor behind each outcome."""
-    steps = search_records(town.house._estate(), SearchCase(CTX, who, "pseudonym"), after)
+    steps = search_records(town.house._create_search_estate(), SearchCase(CTX, who, "pseudonym"), after)
     return [(outcome.ref, outcome.state, cursor) for outcomes, cursor in steps for outcome in outcomes]
 
 
@@ -64,5 +64,5 @@ def test_list_of_sources_in_the_records_of_an_erasure_is_kept(town: Town) -> Non
             body = {field: [f"dataset:fraud/{who}@v1"] for field in fields}
             tx.emit("test.plant", tx.put(Ref(kind, "privacy", "listing"), body).ref)
     assert {(ref, state) for ref, state, _ in _search(town, who)} == {
-        (f"record {kind}:privacy/listing", KEPT) for kind in LISTING_FIELDS
+        (f"record {kind}:privacy/listing", STATE_KEPT) for kind in LISTING_FIELDS
     }

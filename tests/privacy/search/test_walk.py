@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from falaj.core.ref import Ref
-from falaj.serve.blocks import Whose
+from falaj.serve.sealed_blocks import RowOwner
 from tests.infer import models
 from tests.serve.ground import logged
 from tests.town import LABEL, Town
@@ -41,7 +41,7 @@ def test_prompts_tags_and_files_are_searched_by_value(town: Town) -> None:
     amal = town.as_("amal")
     prompt = f'{{"prompt": "may client {WHO.replace("-", "")} have a loan?"}}'.encode()
     lines = [logged(time.time(), "q1", "session-1", request=prompt), logged(time.time(), "q2", "session-2")]
-    town.house.desks["serve"].journal.append(Whose("bank", CHAT, "ae-dubai"), lines)
+    town.house.desks["serve"].journal.append(RowOwner("bank", CHAT, "ae-dubai"), lines)
     amal.track.create("experiment:fraud/chat")
     facts = {"request": f"who is {WHO}?", "response": "a client"}
     amal.traces.record("experiment:fraud/chat", TRACE, facts=facts)
@@ -74,7 +74,7 @@ def test_search_goes_on_with_the_cursor_of_the_call_before(
     who = "784-1999-5555555-5"
     (tmp_path / "rows.csv").write_text(f"id\n{who}\n")
     version = town.as_("amal").catalog.publish("dataset:fraud/slices", str(tmp_path / "rows.csv"), label=LABEL).ref
-    monkeypatch.setattr("falaj.privacy.searching.SLICE_S", 0.0)
+    monkeypatch.setattr("falaj.privacy.person_search.MAX_CALL_S", 0.0)
     salem = town.as_("salem")
     request = salem.privacy.ask("erasure", who).ref
     page, calls = salem.privacy.search(request, who), 1

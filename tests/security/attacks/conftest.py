@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.platform import House
+from falaj.server import Server
 from tests.api.small import serving
 from tests.security.privilege_walk import Planted, plant
 
@@ -16,7 +16,7 @@ class ServedInstallation:
     """A planted installation behind a real listener."""
 
     planted: Planted
-    house: House
+    house: Server
     url: str
 
     def authorization(self, tenant: str, name: str) -> dict[str, str]:

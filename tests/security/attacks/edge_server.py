@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from falaj.api.server import Server
-from falaj.console.doors import Console
+from falaj.api.http_server import HttpServer
+from falaj.console.handlers import ConsoleHandler
 from tests.api.small import serving
 from tests.town import Town
 
@@ -22,7 +22,7 @@ class EdgeServer:
     """The server, and who asks it."""
 
     town: Town
-    server: Server
+    server: HttpServer
 
     @property
     def host(self) -> str:
@@ -70,7 +70,7 @@ def read_status(connection: socket.socket) -> int:
 @contextmanager
 def serve_town(town: Town) -> Iterator[EdgeServer]:
     """Start the server with its console, and stop it."""
-    with serving(town.house, listen="127.0.0.1:0", face=Console) as server:
+    with serving(town.house, listen="127.0.0.1:0", create_page_handler=ConsoleHandler) as server:
         yield EdgeServer(town, server)
 
 

@@ -70,7 +70,7 @@ class Ground:
         return path
 
     def deploy(self) -> Any:
-        """A replica that answers `balance`, `ran` and `escaped` for keys; gives the endpoint."""
+        """A replica that answers `balance_spans`, `ran` and `escaped` for keys; gives the endpoint."""
         history = self.mona.features.history(
             str(self.labels()), "service:fraud/scorer", name="dataset:fraud/train", moment="at"
         )

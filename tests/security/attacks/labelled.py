@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 
-from falaj.api.server import make_server
-from falaj.console.doors import Console
+from falaj.api.http_server import create_http_server
+from falaj.console.handlers import ConsoleHandler
 from falaj.core.errors import FalajError
-from falaj.jobs.attempts import workload_of
+from falaj.jobs.attempts import to_workload
 from falaj.jobs.records import JobView
-from falaj.platform import Platform
+from falaj.server import LocalClient
 from tests.jobs.lab import Lab
 from tests.people import enroll
 from tests.town import Town
@@ -82,8 +82,8 @@ class Bank(Town):
         with self.house.ledger.read(system) as tx:
             record = tx.need(job.ref, "bank")
         actor = self.house.desks["jobs"].staging.actor(system, record, "ae-dubai")
-        token = self.house.workloads.issue(workload_of(actor), system.now(), 600)
-        return Platform(self.house, self.house.authenticate(token), "fraud")
+        token = self.house.workloads.issue(to_workload(actor), system.now(), 600)
+        return LocalClient(self.house, self.house.authenticate(token), "fraud")
 
     def leak_through(self, attempt: Any, run: Any) -> dict[str, str]:
         """Every text that an attempt can write through the API, with what came of it."""
@@ -120,7 +120,7 @@ def _outcome(act: Callable[[], Any]) -> str:
 @contextmanager
 def serving(bank: Bank) -> Iterator[str]:
     """The real server in front of it, in a thread; gives its address."""
-    server, _ = make_server(bank.house, listen="127.0.0.1:0", face=Console)
+    server, _ = create_http_server(bank.house, listen="127.0.0.1:0", create_page_handler=ConsoleHandler)
     up = threading.Event()
     thread = threading.Thread(target=server.go, args=(lambda _: up.set(), None), daemon=True)
     thread.start()

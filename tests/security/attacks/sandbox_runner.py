@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from falaj.backends.process import ProcessExecutor
-from falaj.worker.context import document
+from falaj.worker.attempt_context import build_document
 from falaj.worker.isolated_process import start_isolated
-from falaj.worker.syscall_filter import CALLS, Rule, install_filter
+from falaj.worker.syscall_filter import CALL_NUMBERS, CallRule, install_filter
 from tests.backends.attempts import attempt, over, slots
 from tests.security.attacks.escapes import PRELUDE, Escape, find_missing_target, list_escapes
 
@@ -171,7 +171,7 @@ def choose_escapes(method: str, profile: str, run: str) -> list[Escape]:
 
 def build_program(escapes: list[Escape], facts: dict[str, Any], *, apart: bool, control: bool = False) -> str:
     column = platform.machine() == "aarch64"
-    numbers = {name: pair[column] for group in CALLS.values() for name, pair in group.items()}
+    numbers = {name: pair[column] for group in CALL_NUMBERS.values() for name, pair in group.items()}
     attempts = [(escape.name, escape.expression) for escape in escapes]
     head = (
         f"CONTROL = {control!r}\nFACTS, NUMBERS = {facts!r}, {numbers!r}\nATTEMPTS, APART = {attempts!r}, {apart!r}\n"
@@ -205,7 +205,9 @@ def run_attempt(outside: Outside, method: str, profile: str, escapes: list[Escap
         bare = attempt(slots("node-1", memory=512), "pass" if staging else program, **_kind(profile))
         placed = replace(bare, folder=str(folder))
         extra: dict[str, Any] = {"stage": [["-c", program]]} if staging else {}
-        context = document(placed, telemetry_s=60, outbox=str(folder / "outbox"), code=str(folder / "code"), **extra)
+        context = build_document(
+            placed, telemetry_s=60, outbox=str(folder / "outbox"), code=str(folder / "code"), **extra
+        )
         over(executor, executor.launch(replace(placed, context=context)), 300)
         return (folder / "slot-0.log").read_text()
     finally:
@@ -235,7 +237,7 @@ def run_control(outside: Outside, method: str, escapes: list[Escape]) -> str:
 def main(method: str, profile: str, folder: str, run: str) -> None:
     """Print outcomes and damage."""
     if method == "landlock":
-        install_filter({"unshare": Rule()})
+        install_filter({"unshare": CallRule()})
     outside = Outside(Path(folder))
     try:
         escapes = choose_escapes(method, profile, run)

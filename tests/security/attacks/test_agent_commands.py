@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import falaj
-from falaj.api.server import make_server
-from falaj.core.event import new_id
+from falaj.api.http_server import create_http_server
+from falaj.core.event import generate_id
 from tests.agent.ground import until
 from tests.jobs.lab import Lab
 from tests.town import Town
@@ -44,7 +44,7 @@ class Zone:
         """A job of a shell script beside files that its author planted; how it ended, and what its log says."""
         (code / "work.sh").write_text(program)
         spec = {"command": "sh work.sh", "cpus": 0.1, "memory": "256MiB", "zone": self.name, "code": "", **more}
-        spec["code"] = str(self.amal.catalog.publish(f"code:fraud/c-{new_id()}", str(code), zone=self.name).ref)
+        spec["code"] = str(self.amal.catalog.publish(f"code:fraud/c-{generate_id()}", str(code), zone=self.name).ref)
         (code.parent / "job.json").write_text(json.dumps(spec))
         lab = Lab(code.parent, self.amal)
         job = lab.done(self.amal.jobs.submit(str(code.parent / "job.json"), project="fraud"))
@@ -55,7 +55,7 @@ class Zone:
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Town, Any, Path]]:
     home = tmp_path_factory.mktemp("agents")
     prepared = Town(home / "town")
-    server, _ = make_server(prepared.house, listen="127.0.0.1:0", own_ca=True)
+    server, _ = create_http_server(prepared.house, listen="127.0.0.1:0", own_ca=True)
     ready = threading.Event()
     thread = threading.Thread(target=server.go, args=(lambda _url: ready.set(),), daemon=True)
     thread.start()

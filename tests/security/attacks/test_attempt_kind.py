@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from falaj.api.server import make_server
+from falaj.api.http_server import create_http_server
 from falaj.core.errors import Invalid
 from tests.infer import models
 from tests.jobs.lab import Lab
@@ -96,7 +96,7 @@ def test_variable_that_the_launcher_sets_is_refused_from_a_submitter(town: Town,
 
 
 def test_no_argument_of_the_api_sets_the_kind_of_a_job(town: Town) -> None:
-    server, _ = make_server(town.house, listen="127.0.0.1:0")
+    server, _ = create_http_server(town.house, listen="127.0.0.1:0")
     ready, url = threading.Event(), [""]
 
     def started(address: str) -> None:
@@ -132,11 +132,11 @@ def test_replica_of_an_endpoint_cannot_be_given_the_platforms_variables(town: To
 
 
 def test_only_a_service_of_the_platform_can_add_a_replica(town: Town) -> None:
-    from falaj.platform import Platform
+    from falaj.server import LocalClient
 
     for kind in (REPLICA, FEATURE_REPLICA):
         served = {**SMALL, "env": {"FALAJ_PARAM_SERVE": "{}"}}
-        service = Platform(town.house, town.actor("mona"), "fraud", kind)
+        service = LocalClient(town.house, town.actor("mona"), "fraud", kind)
         assert service.jobs.add(f"job:fraud/{kind}", served, dry=True).state == "waiting"
 
 

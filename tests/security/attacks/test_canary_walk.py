@@ -9,17 +9,17 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from falaj.api.mlflow.routes import PARTS
-from falaj.console.pages import every_route
-from falaj.core.bind import options
+from falaj.api.mlflow.routes import ENDPOINT_MODULES
+from falaj.console.pages import list_routes
+from falaj.core.argument_binding import union_members
+from falaj.core.operation import Operation, OperationParam, list_operations
 from falaj.core.ref import Ref
-from falaj.core.verb import Param, Verb, verbs_of
-from falaj.desks import DESKS, desk_class
-from falaj.drift.records import Finding
-from falaj.monitor.records import WatchPlan, Window
-from falaj.monitor.watches import watch_of
-from falaj.serve import life
-from falaj.serve.blocks import Whose
+from falaj.drift.records import DriftFinding
+from falaj.monitor.records import MonitorWindow, WatchPlan
+from falaj.monitor.watch_operations import make_watch_ref
+from falaj.serve import state_machine
+from falaj.serve.sealed_blocks import RowOwner
+from falaj.services import SERVICES, load_service_class
 from tests.infer import models
 from tests.security.attacks.labelled import CANARY, SEEING, WORD, Bank, line, serving
 from tests.serve.laptop import SMALL
@@ -96,18 +96,20 @@ def watch_endpoint(bank: Bank) -> None:
     ctx = replace(bank.house.system(), tenant="bank")
     with bank.house.ledger.write(ctx) as tx:
         old = tx.need(endpoint)
-        tx.emit("test.switch", tx.put(old.key, life.switched(old.body, 1, ctx.now()), rev=old.rev).ref)
+        tx.emit("test.switch", tx.put(old.key, state_machine.switch_traffic(old.body, 1, ctx.now()), rev=old.rev).ref)
     amal.monitor.add(endpoint, WatchPlan(every_s=60.0))
     for number in range(1, 5):
-        finding = Finding("input", "name", segment=WORD, value=784.784, p=0.0, rows=9, alarm=True, said=f"saw {WORD}")
+        finding = DriftFinding(
+            "input", "name", segment=WORD, value=784.784, p=0.0, rows=9, alarm=True, said=f"saw {WORD}"
+        )
         with bank.house.ledger.read(ctx) as tx:
-            watch = tx.need(watch_of(endpoint))
+            watch = tx.need(make_watch_ref(endpoint))
         began = ctx.now() - (6 - number) * 3600.0
-        window = Window(began, began + 3600.0, 1, 9, (finding,), note=WORD, number=number)
+        window = MonitorWindow(began, began + 3600.0, 1, 9, (finding,), note=WORD, number=number)
         desk.judged(ctx, watch, window)
-        desk.kept.append(Whose("bank", endpoint, ctx.zone), window)
+        desk.kept.append(RowOwner("bank", endpoint, ctx.zone), window)
     with bank.house.ledger.read(ctx) as tx:
-        watch = tx.need(watch_of(endpoint))
+        watch = tx.need(make_watch_ref(endpoint))
     desk.tend(ctx, watch, ctx.now())
     for incident in amal.monitor.incidents():
         amal.monitor.note(incident.ref, WORD)
@@ -161,7 +163,7 @@ def shows_value(answer: bytes) -> bool:
     return CANARY.encode() in answer.lower() or NUMBER.encode() in answer
 
 
-def arguments_of(verb: Verb, refs: tuple[str, ...], kinds: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def arguments_of(verb: Operation, refs: tuple[str, ...], kinds: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Plausible arguments: each name in turn for what a call names, usual words for the rest."""
     words = {param.name: _word(param) for param in verb.params if param.required or param.name in ("where", "mine")}
     named = [param for param in verb.params if param.name in (*verb.reads, *verb.writes)]
@@ -175,26 +177,26 @@ def arguments_of(verb: Verb, refs: tuple[str, ...], kinds: tuple[str, ...]) -> I
         yield {**words, **filled}
 
 
-def _word(param: Param) -> Any:
+def _word(param: OperationParam) -> Any:
     word = WORDS.get(param.name)
     if word is not None:
         return word
-    kinds = options(param.type)
+    kinds = union_members(param.type)
     return next(
         (value for kind, value in ((int, 1), (float, 1.0), (bool, False), (dict, {}), (tuple, [])) if kind in kinds),
         "x",
     )
 
 
-def _named(param: Param, ref: str) -> Any:
+def _named(param: OperationParam, ref: str) -> Any:
     text = str(param.type)
     return {"data": ref} if "dict" in text else [ref, ref] if "tuple" in text else ref
 
 
 def leaks_of_operations(caller: httpx.Client, refs: tuple[str, ...], groups: tuple[str, ...]) -> set[str]:
     leaks = {path for path in ("/metrics", *(f"/r/{ref}" for ref in refs)) if shows_value(caller.get(path).content)}
-    for desk, known in DESKS.items():
-        for verb in verbs_of(desk_class(desk)).values() if known.verbs else ():
+    for desk, known in SERVICES.items():
+        for verb in list_operations(load_service_class(desk)).values() if known.verbs else ():
             if verb.group not in groups or f"{desk}.{verb.name}" in LASTING:
                 continue
             kinds = {"track": ("run", "experiment"), "monitor": ("endpoint", "incident")}.get(desk, known.kinds)
@@ -217,7 +219,7 @@ def leaks_of_mlflow(caller: httpx.Client, ground: Ground) -> set[str]:
     named: dict[str, Any] = {"experiment_ids": list(ground.experiments), "locations": experiments, "max_results": 100}
     named |= {"experiment_id": ground.experiments[0], "name": "scorer", "version": "1", "metric_key": "loss"}
     leaks = set()
-    for endpoint in (endpoint for part in PARTS for endpoint in part.ENDPOINTS):
+    for endpoint in (endpoint for part in ENDPOINT_MODULES for endpoint in part.ENDPOINTS):
         if endpoint.method not in ("GET", "POST") or "delete" in endpoint.path or "{" in endpoint.path:
             continue
         for run in runs:
@@ -238,7 +240,7 @@ def leaks_of_pages(url: str, token: str, refs: tuple[str, ...]) -> set[str]:
         browser.cookies.set("falaj-look", quote("en|||fraud", safe=""), domain="127.0.0.1", path="/console")
         done = browser.post("/console/sign-in", data={"token": token, "back": "/console"})
         assert done.status_code == 303, done.text[:300]
-        for route in every_route():
+        for route in list_routes():
             for path in pages_of(route.pattern, refs):
                 page = browser.get(path)
                 assert page.status_code < 500, (path, page.text[:500])
@@ -257,7 +259,7 @@ def pages_of(pattern: str, refs: tuple[str, ...]) -> Iterator[str]:
         return
     kinds = {"track": ("run", "experiment", "output", "trace"), "monitor": ("endpoint", "incident")}
     for ref in refs:
-        if ref.partition(":")[0] in kinds.get(room, DESKS[room].kinds if room in DESKS else ()):
+        if ref.partition(":")[0] in kinds.get(room, SERVICES[room].kinds if room in SERVICES else ()):
             yield f"/console/{pattern.replace('<ref>', ref)}"
 
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from falaj.api import connection, connections
-from falaj.platform import House, load_settings
+from falaj.api import connection_table, http_connection
+from falaj.server import Server, load_settings
 from tests.api.small import serving
 from tests.security.attacks.edge_server import EdgeServer, edge_server, read_status
 
@@ -92,7 +92,7 @@ def test_known_caller_cannot_take_all_connections(edge: EdgeServer) -> None:
 
 
 def test_anonymous_client_is_closed_before_a_known_caller(edge: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "UNAUTHENTICATED_IDLE_S", 1)
+    monkeypatch.setattr(http_connection, "UNAUTHENTICATED_IDLE_S", 1)
     with edge.connect() as anonymous, edge.connect() as person:
         assert call(edge, person) == 200
         anonymous.sendall(edge.request("/health", "GET"))
@@ -104,9 +104,9 @@ def test_anonymous_client_is_closed_before_a_known_caller(edge: EdgeServer, monk
 def test_handshakes_that_do_not_begin_make_room_and_are_ended(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(connection_table, "HANDSHAKE_TIMEOUT_S", 1.0)
     home = tmp_path_factory.mktemp("handshakes")
-    house = House(load_settings(str(home), LIMITS))
+    house = Server(load_settings(str(home), LIMITS))
     token = house.bootstrap()
     with serving(house, listen="127.0.0.1:0", own_ca=True) as server, ExitStack() as stack:
         edge = EdgeServer(None, server)  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from falaj.console.doors import Console
-from falaj.console.session_store import SESSIONS_EACH
+from falaj.console.handlers import ConsoleHandler
+from falaj.console.session_store import MAX_SESSIONS_PER_PERSON
 from falaj.core.errors import Unauthenticated
-from falaj.platform import House, load_settings
+from falaj.server import Server, load_settings
 from tests.api.small import serving
 from tests.security.attacks.edge_server import WHOAMI, EdgeServer, edge_server
 
@@ -83,7 +83,10 @@ def test_suspension_by_another_process_ends_the_session_when_its_verification_en
 
 
 def test_sign_out_at_one_replica_ends_the_session_at_another(edge: EdgeServer) -> None:
-    with serving(edge.town.house, listen="127.0.0.1:0", face=Console) as other, sign_in(edge, "dana") as browser:
+    with (
+        serving(edge.town.house, listen="127.0.0.1:0", create_page_handler=ConsoleHandler) as other,
+        sign_in(edge, "dana") as browser,
+    ):
         name, session = f"falaj-{other.url.rpartition(':')[2]}", cookie_of(browser)
         there = {"cookie": f"{name}={session}"}
         assert httpx.get(f"{other.url}/console", headers=there, trust_env=False).status_code == 200
@@ -105,21 +108,21 @@ def test_store_holds_neither_session_ids_nor_tokens(edge: EdgeServer) -> None:
 
 
 def test_signing_in_again_and_again_fills_no_store(edge: EdgeServer) -> None:
-    assert isinstance(edge.server.app.door, Console)
+    assert isinstance(edge.server.app.door, ConsoleHandler)
     store, actor = edge.server.app.door.sessions, edge.town.actor("badr")
-    sessions = [store.create(actor, edge.town.tokens["badr"]) for _ in range(SESSIONS_EACH + 5)]
+    sessions = [store.create(actor, edge.town.tokens["badr"]) for _ in range(MAX_SESSIONS_PER_PERSON + 5)]
     with edge.town.house.ledger.read(edge.town.house.system()) as tx:
         records = tx.find("session", tenant="house", terms={"person": "bank/badr"}, limit=1000).records
-    assert len(records) == SESSIONS_EACH
+    assert len(records) == MAX_SESSIONS_PER_PERSON
     assert store.find_actor(sessions[-1]).id == "badr"
     with pytest.raises(Unauthenticated):
         store.find_actor(sessions[0])
 
 
 def test_over_tls_the_cookie_is_bound_to_the_host(tmp_path: Path) -> None:
-    house = House(load_settings(str(tmp_path / "house")))
+    house = Server(load_settings(str(tmp_path / "house")))
     token = house.bootstrap()
-    with serving(house, listen="127.0.0.1:0", own_ca=True, face=Console) as server:
+    with serving(house, listen="127.0.0.1:0", own_ca=True, create_page_handler=ConsoleHandler) as server:
         trust = ssl.create_default_context(cafile=tmp_path / "house" / "tls" / "ca.pem")
         with httpx.Client(
             base_url=server.url, verify=trust, trust_env=False, headers={"origin": server.url}

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from falaj.backends.process_cage import powers
-from falaj.backends.redis import RedisOnline
-from falaj.core.online import pack_rank
-from falaj.worker import cage_kernel
+from falaj.backends.process_sandbox import probe_isolation
+from falaj.backends.redis_online import RedisOnlineStore
+from falaj.core.online_rows import pack_rank
+from falaj.worker import sandbox_kernel
 from tests.backends.cages import HOSTILE
 from tests.conformance.test_online import TlsDoor
 from tests.servers.redis import RedisCluster, RedisServer
@@ -25,8 +25,8 @@ NOW = 1_700_000_000_000_000
 ROW = pack_rank(1, 0, 0) + b"balance 5"
 SOURCES = Path(sys.modules["falaj"].__file__ or "").parents[1]
 SERVED = """
-from falaj.backends.redis import RedisOnline
-online = RedisOnline(URL, {"readonly": True})
+from falaj.backends.redis_online import RedisOnlineStore
+online = RedisOnlineStore(URL, {"readonly": True})
 def read_rows():
     (cells,) = online.get([("s", [b"k%d" % number for number in range(40)])])
     assert len(cells) == 40 and None not in cells and len(set(cells)) == 1, cells
@@ -75,9 +75,9 @@ tried("may connect after a malformed request", lambda: ask(b"0").getpeername())
 
 @pytest.fixture(params=["namespaces", "landlock"])
 def method(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "namespaces" and powers(str(tmp_path)).method != "namespaces":
+    if request.param == "namespaces" and probe_isolation(str(tmp_path)).method != "namespaces":
         pytest.skip("this machine has no namespaces")
-    if cage_kernel.landlock_version() < 6:
+    if sandbox_kernel.get_landlock_version() < 6:
         pytest.skip("this kernel's Landlock is older")
     return str(request.param)
 
@@ -95,7 +95,7 @@ def cluster() -> Iterator[RedisCluster]:
 
 
 def fill(url: str) -> None:
-    with closing(RedisOnline(url)) as online:
+    with closing(RedisOnlineStore(url)) as online:
         online.put("s", [(b"k%d" % number, ROW) for number in range(40)], NOW)
 
 
@@ -158,11 +158,11 @@ def test_features_are_served_through_a_local_socket(tmp_path: Path, method: str)
 
 
 def test_executor_declares_servers_and_sockets_of_the_online_store(tmp_path: Path) -> None:
-    from falaj.backends.process_cage import Cages
+    from falaj.backends.process_sandbox import SandboxProfiles
     from tests.backends.attempts import attempt, slots
 
     def declared(online: str, kind: str = "feature-replica", **options: str) -> Any:
-        cages = Cages({"sandbox": "best", "online": online, **options}, tmp_path)
+        cages = SandboxProfiles({"sandbox": "best", "online": online, **options}, tmp_path)
         return cages.documents(attempt(slots("node-1"), "pass", kind=kind, listen="127.0.0.1"), str(tmp_path))["cage"]
 
     assert declared("redis://a:7000,b?cluster=yes", services="c:1")["services"] == [("a", 7000), ("b", 6379), ("c", 1)]

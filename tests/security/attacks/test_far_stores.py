@@ -11,7 +11,7 @@ from obstore.store import S3Store
 from psycopg import sql
 
 from falaj.core.errors import FalajError
-from falaj.platform import Platform
+from falaj.server import LocalClient
 from tests.security.privilege_walk import ACTIONS, CANARIES, PURPOSES, ROLE_OF, TENANTS, Planted, Principal, Walk, plant
 from tests.servers.seaweed import Bucket, SeaweedServer
 
@@ -79,7 +79,7 @@ def test_a_record_of_another_tenant_does_not_open(far: Planted, database: str) -
         assert connection.execute(copied).rowcount > 0
     house = far.open(far.home)
     try:
-        officer = Platform(house, house.authenticate(far.tokens["shop", "security"]), "fraud")
+        officer = LocalClient(house, house.authenticate(far.tokens["shop", "security"]), "fraud")
         with pytest.raises(FalajError):
             officer.secrets.reveal("secret:fraud/password")
     finally:

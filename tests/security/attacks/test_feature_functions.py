@@ -14,8 +14,8 @@ import pytest
 
 from falaj.core.errors import FalajError, Unavailable, UserCodeFailed
 from falaj.core.ref import Ref
-from falaj.features.functions import open_function
-from falaj.features.kept import check_text
+from falaj.features.function_sandboxes import open_function
+from falaj.features.function_text import check_function_text
 from falaj.worker import function_sandbox
 from falaj.worker.function_sandbox import FunctionSandbox
 from tests.replica import FALAJ
@@ -156,7 +156,7 @@ def nothing_escaped(canary: Path, listener: Listener) -> Iterator[None]:
 
 def test_lint_lets_the_attack_through(probe: str) -> None:
     """The check on the text is no boundary: if it were, the other tests would prove nothing."""
-    assert check_text(probe) == "probe"
+    assert check_function_text(probe) == "probe"
 
 
 def test_history_on_a_colleagues_machine(two_tenants: Ground, colleague: Path, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_replica(two_tenants: Ground) -> None:
 
 @pytest.mark.parametrize("body", ["while True: pass", "return {'x': [0] * 10**10}"])
 def test_function_cannot_outlast_its_time_or_memory(body: str) -> None:
-    sandbox = FunctionSandbox("f", f"def f(c):\n    {body}\n", call_s=2.0, memory_bytes=1 << 30)
+    sandbox = FunctionSandbox("f", f"def f(c):\n    {body}\n", call_timeout_s=2.0, memory_bytes=1 << 30)
     with closing(sandbox) as function, pytest.raises(UserCodeFailed):
         function({"a": [1]})
 
@@ -223,7 +223,7 @@ def test_function_cannot_outlast_its_time_or_memory(body: str) -> None:
 )
 def test_bytes_of_a_hostile_process_are_refused(reply: str) -> None:
     text = HOSTILE.replace("REPLY", reply)
-    with closing(FunctionSandbox("f", text, call_s=5.0)) as function, pytest.raises(UserCodeFailed):
+    with closing(FunctionSandbox("f", text, call_timeout_s=5.0)) as function, pytest.raises(UserCodeFailed):
         function({"a": [1]})
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from falaj.api import grpc as door_module
-from falaj.api.grpc import FeatureDoor, serve_grpc
+from falaj.api import grpc_server as door_module
+from falaj.api.grpc_server import FeatureGrpcServer, create_grpc_server
 from tests.api.small import HOUSE_TOKEN
 from tests.api.test_grpc import AMAL, READ, Held, ask, read, refused
 
@@ -21,11 +21,16 @@ OTHER = (("authorization", f"Bearer {HOUSE_TOKEN}"),)
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureDoor]:
-    limits = {"CONNECTIONS": CONNECTIONS, "AT_ONCE_SHARE": SHARE, "HANDSHAKE_S": 2.0, "UNUSED_S": 2.0}
+def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureGrpcServer]:
+    limits = {
+        "MAX_CONNECTIONS": CONNECTIONS,
+        "MAX_OPEN_CALLS_PER_CALLER": SHARE,
+        "HANDSHAKE_TIMEOUT_S": 2.0,
+        "UNUSED_CONNECTION_TIMEOUT_S": 2.0,
+    }
     for name, value in limits.items():
         monkeypatch.setattr(door_module, name, value)
-    with serve_grpc(Held(), "127.0.0.1:0") as running:
+    with create_grpc_server(Held(), "127.0.0.1:0") as running:
         yield running
 
 
@@ -42,7 +47,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("greeting", [b"", GREETING], ids=["silent", "greeted"])
-def test_idle_connections_are_bounded_and_closed(door: FeatureDoor, greeting: bytes) -> None:
+def test_idle_connections_are_bounded_and_closed(door: FeatureGrpcServer, greeting: bytes) -> None:
     host, _, port = door.address.rpartition(":")
     with ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection((host, int(port)), 10)) for _ in range(3 * CONNECTIONS)]
@@ -60,7 +65,7 @@ def test_idle_connections_are_bounded_and_closed(door: FeatureDoor, greeting: by
             assert read(channel, ask(a={"ints": [1]})).columns[0].ints == [1]
 
 
-def test_open_calls_of_one_caller_are_bounded(door: FeatureDoor) -> None:
+def test_open_calls_of_one_caller_are_bounded(door: FeatureGrpcServer) -> None:
     finished = threading.Event()
 
     def wait() -> Iterator[Any]:

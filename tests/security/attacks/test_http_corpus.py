@@ -17,17 +17,35 @@ import pytest
 from hpack import Encoder
 from hpack.hpack import encode_integer
 
-from falaj.oip import h2_wire as w
+from falaj.oip import http2_frames as w
 from tests.oip.grpc_serving import Client, headers
 from tests.oip.test_http1 import REFUSED
 from tests.security.attacks.gateway_process import INFER, LIMIT_BYTES, GatewayProcess, running_gateway
 
 FRAMING = (
-    "bare LF", "folded header", "space before colon", "NUL in a header", "NUL in the path", "length and chunked",
-    "chunked and length", "two lengths", "two equal lengths", "length with sign", "negative length", "hex length",
-    "list of lengths", "length too large for anything", "gzip, chunked", "chunked, gzip", "chunked twice", "xchunked",
-    "chunked in HTTP/1.0", "chunk size no number", "chunk size too large", "chunk longer than it says",
-)  # fmt: skip
+    "bare LF",
+    "folded header",
+    "space before colon",
+    "NUL in a header",
+    "NUL in the path",
+    "length and chunked",
+    "chunked and length",
+    "two lengths",
+    "two equal lengths",
+    "length with sign",
+    "negative length",
+    "hex length",
+    "list of lengths",
+    "length too large for anything",
+    "gzip, chunked",
+    "chunked, gzip",
+    "chunked twice",
+    "xchunked",
+    "chunked in HTTP/1.0",
+    "chunk size no number",
+    "chunk size too large",
+    "chunk longer than it says",
+)
 """Cases of the parser's own tests in which two readers of the same bytes could disagree where a request ends."""
 PROBE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
@@ -98,7 +116,7 @@ BOMBS = {
     "deep JSON": _post(DEEP, b"Content-Type: application/json", path="/v1/people/whoami"),
     "empty lines": b"\r\n" * 2_000_000,
     "pipelined without end": PROBE.replace(b"health/live", b"absent") * 50_000,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -132,48 +150,52 @@ def _literal(name: bytes, value: bytes, first: int = 0x40) -> bytes:
 def _hpack_bomb() -> bytes:
     """One entry of 4000 bytes in the table, and sixteen thousand references to it."""
     block = _literal(b"x", b"a" * 3900) + b"\xbe" * 12_000
-    return w.frame(w.HEADERS, w.END_HEADERS | w.END_STREAM, 1, block)
+    return w.encode_frame(w.HEADERS, w.END_HEADERS | w.END_STREAM, 1, block)
 
 
 def _open(stream: int, *more: tuple[str, str], flags: int = w.END_HEADERS) -> bytes:
-    return w.frame(w.HEADERS, flags, stream, Encoder().encode(headers("ModelInfer", *more)))
+    return w.encode_frame(w.HEADERS, flags, stream, Encoder().encode(headers("ModelInfer", *more)))
 
 
-CANCEL = w.word(w.CANCEL)
+CANCEL = w.pack_uint32(w.CANCEL)
 FLOODS = {
     "no HTTP/2": b"GET / HTTP/1.1\r\n\r\n" * 1000,
     "HPACK bomb": _hpack_bomb(),
-    "HPACK integer overflow": w.frame(w.HEADERS, w.END_HEADERS, 1, b"\xff" * 9000),
-    "HPACK table of a gigabyte": w.frame(w.HEADERS, w.END_HEADERS, 1, b"\x3f" + b"\xff" * 4 + b"\x07"),
-    "CONTINUATION without end": w.frame(w.HEADERS, 0, 1, b"\x82") + w.frame(w.CONTINUATION, 0, 1, b"") * FRAMES,
-    "CONTINUATION of much": w.frame(w.HEADERS, 0, 1, b"\x82") + w.frame(w.CONTINUATION, 0, 1, bytes(16384)) * 500,
+    "HPACK integer overflow": w.encode_frame(w.HEADERS, w.END_HEADERS, 1, b"\xff" * 9000),
+    "HPACK table of a gigabyte": w.encode_frame(w.HEADERS, w.END_HEADERS, 1, b"\x3f" + b"\xff" * 4 + b"\x07"),
+    "CONTINUATION without end": w.encode_frame(w.HEADERS, 0, 1, b"\x82")
+    + w.encode_frame(w.CONTINUATION, 0, 1, b"") * FRAMES,
+    "CONTINUATION of much": w.encode_frame(w.HEADERS, 0, 1, b"\x82")
+    + w.encode_frame(w.CONTINUATION, 0, 1, bytes(16384)) * 500,
     "rapid reset": b"".join(
-        _open(stream, flags=w.END_HEADERS) + w.frame(w.RST_STREAM, 0, stream, CANCEL) for stream in range(1, FRAMES, 2)
+        _open(stream, flags=w.END_HEADERS) + w.encode_frame(w.RST_STREAM, 0, stream, CANCEL)
+        for stream in range(1, FRAMES, 2)
     ),
     "reset by a window that overflows": b"".join(
-        _open(stream) + w.frame(w.WINDOW_UPDATE, 0, stream, w.word(w.LARGEST_WINDOW)) for stream in range(1, FRAMES, 2)
+        _open(stream) + w.encode_frame(w.WINDOW_UPDATE, 0, stream, w.pack_uint32(w.MAX_WINDOW))
+        for stream in range(1, FRAMES, 2)
     ),
     "reset by an empty window": b"".join(
-        _open(stream) + w.frame(w.WINDOW_UPDATE, 0, stream, w.word(0)) for stream in range(1, FRAMES, 2)
+        _open(stream) + w.encode_frame(w.WINDOW_UPDATE, 0, stream, w.pack_uint32(0)) for stream in range(1, FRAMES, 2)
     ),
-    "settings": w.settings({w.INITIAL_WINDOW: 1}) * FRAMES,
-    "pings": w.frame(w.PING, 0, 0, b"12345678") * FRAMES,
-    "priorities": w.frame(w.PRIORITY, 0, 1, bytes(5)) * FRAMES,
-    "empty data": _open(1) + w.frame(w.DATA, 0, 1) * FRAMES,
-    "padding": _open(1) + w.frame(w.DATA, w.PADDED, 1, b"\xff" + bytes(255)) * FRAMES,
-    "unknown frames": w.frame(200, 0, 0, b"x") * FRAMES,
-    "push promise": w.frame(w.PUSH_PROMISE, w.END_HEADERS, 1, bytes(4)),
-    "frame above the bound": w.frame(w.DATA, 0, 1, bytes(1 << 20)),
-    "data for no stream": w.frame(w.DATA, 0, 99, b"x"),
+    "settings": w.encode_settings({w.INITIAL_WINDOW: 1}) * FRAMES,
+    "pings": w.encode_frame(w.PING, 0, 0, b"12345678") * FRAMES,
+    "priorities": w.encode_frame(w.PRIORITY, 0, 1, bytes(5)) * FRAMES,
+    "empty data": _open(1) + w.encode_frame(w.DATA, 0, 1) * FRAMES,
+    "padding": _open(1) + w.encode_frame(w.DATA, w.PADDED, 1, b"\xff" + bytes(255)) * FRAMES,
+    "unknown frames": w.encode_frame(200, 0, 0, b"x") * FRAMES,
+    "push promise": w.encode_frame(w.PUSH_PROMISE, w.END_HEADERS, 1, bytes(4)),
+    "frame above the bound": w.encode_frame(w.DATA, 0, 1, bytes(1 << 20)),
+    "data for no stream": w.encode_frame(w.DATA, 0, 99, b"x"),
     "even stream": _open(2),
-    "window of the connection that overflows": w.frame(w.WINDOW_UPDATE, 0, 0, w.word(w.LARGEST_WINDOW)) * 2,
+    "window of the connection that overflows": w.encode_frame(w.WINDOW_UPDATE, 0, 0, w.pack_uint32(w.MAX_WINDOW)) * 2,
     "streams without end": b"".join(_open(stream) for stream in range(1, FRAMES, 2)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_hostile_frames_end_the_connection(target: GatewayProcess, name: str) -> None:
-    greeting = b"" if name == "no HTTP/2" else w.PREFACE + w.settings({})
+    greeting = b"" if name == "no HTTP/2" else w.PREFACE + w.encode_settings({})
     with socket.create_connection(target.grpc, timeout=10) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(greeting + FLOODS[name])

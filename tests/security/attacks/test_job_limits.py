@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.backends.process_cage import Cages, powers
+from falaj.backends.process_sandbox import SandboxProfiles, probe_isolation
 from tests.backends.attempts import attempt, slots
 from tests.jobs.lab import Lab
 from tests.town import Town
@@ -22,7 +22,7 @@ for folder in ("/dev/shm", "/tmp"):
 
 @pytest.fixture
 def town(tmp_path: Path) -> Iterator[Town]:
-    if powers(str(tmp_path)).method != "namespaces":
+    if probe_isolation(str(tmp_path)).method != "namespaces":
         pytest.skip("without namespaces a job has no file systems of its own")
     prepared = Town(tmp_path / "town")
     prepared.as_("admin").clusters.change("local", {"tenants": "bank"})
@@ -40,7 +40,7 @@ def test_memory_file_systems_of_a_job_are_bounded(town: Town, tmp_path: Path) ->
 
 
 def test_user_of_a_job_does_not_follow_from_its_name(town: Town, tmp_path: Path) -> None:
-    cages = Cages({"sandbox": "best"}, tmp_path)
+    cages = SandboxProfiles({"sandbox": "best"}, tmp_path)
     first = attempt(slots("node-1"), "pass")
     second = replace(first, id=f"{first.id}-2")
     assert cages.documents(first, "")["cage"]["uid"] == cages.documents(first, "")["cage"]["uid"]

@@ -9,21 +9,25 @@ from typing import Any
 
 import pytest
 
-from falaj.backends.kubernetes_objects import belongings, launcher, service
-from falaj.backends.kubernetes_site import OPEN, Site, asked_of
+from falaj.backends.kubernetes_manifests import make_launcher_config, make_owned_objects, make_service
+from falaj.backends.kubernetes_options import ATTEMPT_OPTIONS, KubernetesOptions, apply_attempt_options
 from falaj.core.errors import Invalid
 from tests.backends.attempts import attempt, slots
 
 ALLOWED_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret", "name"}
 HOST_FIELDS = {"hostNetwork", "hostPID", "hostIPC", "hostUsers", "hostAliases"}
-SITE = Site("falaj", image="python:3.11", claims=(("data", "/data"),), egress=("192.168.0.0/16",))
+SITE = KubernetesOptions("falaj", image="python:3.11", claims=(("data", "/data"),), egress=("192.168.0.0/16",))
 Json = dict[str, Any]
 
 
 def build_objects(kind: str, **more: Any) -> list[Json]:
     hostile = attempt(slots("n1"), "pass", user="alice", env={"LD_PRELOAD": "code/evil.so"}, **more)
-    site = asked_of(hostile, SITE._replace(object=kind))
-    return [service(hostile, site), launcher(hostile), *belongings(hostile, site, "uid", {}, ["10.1.2.3"])]
+    site = apply_attempt_options(hostile, SITE._replace(object=kind))
+    return [
+        make_service(hostile, site),
+        make_launcher_config(hostile),
+        *make_owned_objects(hostile, site, "uid", {}, ["10.1.2.3"]),
+    ]
 
 
 def find_pod_specs(node: Any) -> Iterator[Json]:
@@ -70,7 +74,7 @@ def test_every_rule_of_the_network_names_a_destination(kind: str) -> None:
         assert all(peer["podSelector"].get("matchLabels") for peer in peers if "podSelector" in peer)
 
 
-@pytest.mark.parametrize("option", sorted({*Site._fields} - {*OPEN}))
+@pytest.mark.parametrize("option", sorted({*KubernetesOptions._fields} - {*ATTEMPT_OPTIONS}))
 def test_submitter_sets_nothing_that_belongs_to_the_operator(option: str) -> None:
     with pytest.raises(Invalid, match="does not know the option"):
         build_objects("job", options={option: "open"})
@@ -80,4 +84,4 @@ def test_submitter_sets_nothing_that_belongs_to_the_operator(option: str) -> Non
 def test_submitters_name_is_a_service_account_or_refused(user: str) -> None:
     hostile = attempt(slots("n1"), "pass", user=user)
     with pytest.raises(Invalid, match="service account"):
-        asked_of(hostile, SITE)
+        apply_attempt_options(hostile, SITE)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from falaj.backends import kubernetes_objects, ray, slurm_script
-from falaj.backends.kubernetes_site import Site
-from falaj.core.execute import Attempt, launcher_environment
+from falaj.backends import kubernetes_manifests, ray, slurm_script
+from falaj.backends.kubernetes_options import KubernetesOptions
+from falaj.core.executor import Attempt, build_launcher_environment
 from tests.backends.attempts import attempt, slots
 
 HOSTILE = {"LD_PRELOAD": "code/evil.so", "PYTHONPATH": "code", "PATH": "code", "BASH_ENV": "code/evil.sh"}
@@ -22,23 +22,25 @@ def hostile(**more: Any) -> Attempt:
 
 
 def test_launcher_is_given_names_of_the_platform_alone() -> None:
-    assert sorted(launcher_environment(hostile())) == ["FALAJ_SECRET_ENV", "FALAJ_TOKEN", "FALAJ_URL"]
-    assert json.loads(launcher_environment(hostile())["FALAJ_SECRET_ENV"]) == SECRETS
+    assert sorted(build_launcher_environment(hostile())) == ["FALAJ_SECRET_ENV", "FALAJ_TOKEN", "FALAJ_URL"]
+    assert json.loads(build_launcher_environment(hostile())["FALAJ_SECRET_ENV"]) == SECRETS
 
 
 def test_slurm_exports_names_of_the_platform_alone(tmp_path: Path) -> None:
-    words = slurm_script.words(hostile(folder=tmp_path), {})
+    words = slurm_script.make_sbatch_options(hostile(folder=tmp_path), {})
     (exported,) = (word for word in words if word.startswith("--export="))
     names = set(exported.removeprefix("--export=").split(","))
-    assert names == {*slurm_script.GIVEN, "FALAJ_URL", "FALAJ_TOKEN", "FALAJ_SECRET_ENV"}
+    assert names == {*slurm_script.DEFAULT_VARIABLES, "FALAJ_URL", "FALAJ_TOKEN", "FALAJ_SECRET_ENV"}
 
 
 def test_ray_is_sent_names_of_the_platform_alone() -> None:
-    assert set(ray._orders(hostile())["env"]) == {"FALAJ_URL", "FALAJ_TOKEN", "FALAJ_SECRET_ENV"}
+    assert set(ray._make_orders(hostile())["env"]) == {"FALAJ_URL", "FALAJ_TOKEN", "FALAJ_SECRET_ENV"}
 
 
 def test_kubernetes_pod_has_names_of_the_platform_alone() -> None:
-    objects = kubernetes_objects.belongings(hostile(user="alice"), Site("falaj", image="python:3.11"), "uid", {}, ())
+    objects = kubernetes_manifests.make_owned_objects(
+        hostile(user="alice"), KubernetesOptions("falaj", image="python:3.11"), "uid", {}, ()
+    )
     text = json.dumps([item for item in objects if item["kind"] != "Secret"])
     assert not [name for name in (*HOSTILE, *SECRETS) if f'"name": "{name}"' in text]
     assert '"FALAJ_SECRET_ENV"' in text

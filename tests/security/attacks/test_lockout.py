@@ -8,9 +8,9 @@ from tempfile import gettempdir
 
 import pytest
 
-from falaj.api.identities import CACHED
-from falaj.api.refusals import SUMMARY
-from falaj.backends.process_cage import powers
+from falaj.api.denial_log import SUMMARY_ACTION
+from falaj.api.identity_cache import MAX_CACHED_IDENTITIES
+from falaj.backends.process_sandbox import probe_isolation
 from tests.backends.cages import caged
 from tests.security.attacks.edge_server import EdgeServer, edge_server, read_status
 
@@ -74,7 +74,7 @@ def test_spellings_of_one_token_fill_one_entry(edge: EdgeServer) -> None:
             scheme = "".join(letter.upper() if number >> place & 1 else letter for place, letter in enumerate("bearer"))
             attacker.sendall(edge.request(authorization=f"{scheme}{' ' * (1 + number)}{token}"))
             assert read_status(attacker) in (200, 429)  # 429: amal's own share of requests is used up
-    assert len(edge.server.app.gate.tokens) == 2 < CACHED
+    assert len(edge.server.app.gate.tokens) == 2 < MAX_CACHED_IDENTITIES
     assert {person: edge.status_of(person) for person in PEOPLE if person != "amal"}.keys()
     assert edge.status_of("omar") == 200
 
@@ -123,7 +123,7 @@ print(json.dumps(["statuses", "done", str(sorted(set(codes)))]))
 """
 
 
-@pytest.mark.skipif(bool(powers(gettempdir()).missing), reason="this machine cannot enforce a whole sandbox")
+@pytest.mark.skipif(bool(probe_isolation(gettempdir()).missing), reason="this machine cannot enforce a whole sandbox")
 def test_flood_from_inside_a_job_has_a_share_of_its_own(edge: EdgeServer, tmp_path: Path) -> None:
     port = int(edge.host.rpartition(":")[2])
     edge.server.app.gate.forget()
@@ -134,6 +134,6 @@ def test_flood_from_inside_a_job_has_a_share_of_its_own(edge: EdgeServer, tmp_pa
     app = edge.server.app
     asyncio.run_coroutine_threadsafe(app.gate.refusals.flush(), app.lanes._loop).result(20)
     events = [event.body for event in edge.town.events("house", verb="guard.deny")]
-    last = [str(body["reason"]) for body in events if body["action"] == SUMMARY][-1]
+    last = [str(body["reason"]) for body in events if body["action"] == SUMMARY_ACTION][-1]
     assert "from peer 127." in last
     assert "from peer 127.0.0.1 " not in last

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from falaj.backends.lmdb import LmdbOnline
-from falaj.core.errors import Corrupt, Denied, NotFound, Unavailable
-from falaj.core.online import tenant_address
+from falaj.backends.lmdb_online import LmdbOnlineStore
+from falaj.core.errors import CorruptData, Denied, NotFound, Unavailable
+from falaj.core.online_rows import build_tenant_address
 from tests.people import enroll
 from tests.security.attacks.feature_ground import CANARY, timestamp
 from tests.servers.redis import RedisServer
@@ -67,10 +67,10 @@ def stored_bytes(town: Town, request: pytest.FixtureRequest) -> bytes:
 
 def raw_store(town: Town, tenant: str) -> Any:
     """The store of a tenant as someone opens it who has its address and no key."""
-    from falaj.plugins import plugin
+    from falaj.plugins import load_plugin
 
-    address = tenant_address(town.house.settings.at(town.house.settings.online), tenant)
-    return plugin("online", address.partition(":")[0])(address, {})
+    address = build_tenant_address(town.house.settings.at(town.house.settings.online), tenant)
+    return load_plugin("online", address.partition(":")[0])(address, {})
 
 
 def hash_key(town: Town, tenant: str, space: str, key: str) -> bytes:
@@ -98,7 +98,7 @@ def test_rows_of_one_tenant_do_not_open_with_the_key_of_another(town: Town) -> N
             bank.put(space, [(stored_key, cell), (bank_key, cell)], 2_000_000_000_000_000)
     for space in spaces:
         asks = [(space, [PATIENT.encode()])]
-        assert isinstance(refusal(lambda asks=asks: town.house.online("bank").get(asks)), Corrupt)
+        assert isinstance(refusal(lambda asks=asks: town.house.online("bank").get(asks)), CorruptData)
         assert town.house.online("clinic").get(asks) != [[None]]
 
 
@@ -111,7 +111,7 @@ def test_row_moved_to_another_key_or_planted_in_the_clear_is_refused(town: Town)
             store.put(view.space, [(p2, cell), (p3, cell[:24] + CANARY.encode() * 4)], 2_000_000_000_000_000)
         for key in ("p2", "p3"):
             read = lambda key=key, view=view: town.as_("sara").features.read(view.ref, {"id": [key]})  # noqa: E731
-            assert isinstance(refusal(read), (Corrupt, Unavailable))
+            assert isinstance(refusal(read), (CorruptData, Unavailable))
 
 
 def test_only_readers_of_the_service_get_its_keys(town: Town) -> None:
@@ -134,7 +134,7 @@ def test_lmdb_folder_copied_to_another_installation_stays_closed(tmp_path: Path)
         first.house.online("clinic").put("s", [(b"k", b"\x80" + bytes(23) + CANARY.encode())], 1)
         first.house.online("clinic").close()
         shutil.copytree(tmp_path / "first" / "online" / "clinic", tmp_path / "second" / "online" / "clinic")
-        with closing(LmdbOnline(f"lmdb:{tmp_path}/second/online/clinic")) as store:
+        with closing(LmdbOnlineStore(f"lmdb:{tmp_path}/second/online/clinic")) as store:
             assert len(store.scan("s")) == 1
         assert second.house.online("clinic").get([("s", [b"k"])]) == [[None]]
-        assert isinstance(refusal(lambda: second.house.online("clinic").scan("s")), Corrupt)
+        assert isinstance(refusal(lambda: second.house.online("clinic").scan("s")), CorruptData)

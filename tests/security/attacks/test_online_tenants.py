@@ -13,11 +13,17 @@ import pytest
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from falaj.backends.lmdb import LmdbOnline
-from falaj.backends.process_cage import powers
-from falaj.backends.redis import RedisOnline
+from falaj.backends.lmdb_online import LmdbOnlineStore
+from falaj.backends.process_sandbox import probe_isolation
+from falaj.backends.redis_online import RedisOnlineStore
 from falaj.core.errors import Denied, FalajError, Invalid, Unavailable
-from falaj.core.online import READER_PASSWORD, pack_rank, reader_password, space_bytes, tenant_address
+from falaj.core.online_rows import (
+    READER_PASSWORD_VARIABLE,
+    build_tenant_address,
+    derive_reader_password,
+    hash_space_name,
+    pack_rank,
+)
 from tests.security.attacks.feature_ground import CANARY, Ground, ground
 from tests.serve.laptop import Laptop
 from tests.servers.process import wait_until
@@ -63,14 +69,14 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return f"{url}{'&' if '?' in url else '?'}password=env:PLATFORM_PASSWORD"
 
 
-def open_tenant(address: str, tenant: str) -> RedisOnline:
-    return RedisOnline(tenant_address(address, tenant))
+def open_tenant(address: str, tenant: str) -> RedisOnlineStore:
+    return RedisOnlineStore(build_tenant_address(address, tenant))
 
 
 def admit(store: Any, monkeypatch: pytest.MonkeyPatch, key: str = "key of an endpoint") -> str:
     """The address of a replica of the store's tenant, with its password where the replica has it."""
-    password = reader_password(key)
-    monkeypatch.setenv(READER_PASSWORD, password)
+    password = derive_reader_password(key)
+    monkeypatch.setenv(READER_PASSWORD_VARIABLE, password)
     url: str = store.admit_reader(hashlib.sha256(password.encode()).hexdigest())
     return url
 
@@ -81,13 +87,13 @@ def test_reader_of_a_tenant_reads_its_own_rows_and_nothing_else(address: str, mo
         clinic.put("s", [(b"k", ROW)], NOW)
         url = admit(bank, monkeypatch)
         assert "PLATFORM_PASSWORD" not in url
-        with closing(RedisOnline(url, {"readonly": True})) as reader:
+        with closing(RedisOnlineStore(url, {"readonly": True})) as reader:
             assert reader.get([("s", [b"k"])]) == [[ROW[:24] + b"own"]]
             for write in (lambda: reader.put("s", [(b"k", ROW)], NOW), lambda: reader.drop("s")):
                 assert isinstance(refusal(write), FalajError)
         other = url.replace("prefix=falaj:bank:", "prefix=falaj:clinic:")
         assert other != url
-        with closing(RedisOnline(other, {"readonly": True})) as spy:
+        with closing(RedisOnlineStore(other, {"readonly": True})) as spy:
             assert isinstance(refusal(lambda: spy.get([("s", [b"k"])])), Unavailable)
         assert bank.get([("s", [b"k"])]) == [[ROW[:24] + b"own"]]
         assert clinic.get([("s", [b"k"])]) == [[ROW]]
@@ -99,7 +105,7 @@ def test_prefix_that_begins_like_another_is_another(server: RedisServer, monkeyp
     with closing(open_tenant(address, "bank")) as bank, closing(open_tenant(address, "bank2")) as other:
         other.put("s", [(b"k", ROW)], NOW)
         url = admit(bank, monkeypatch).replace("prefix=x-bank", "prefix=x-bank2")
-        with closing(RedisOnline(url, {"readonly": True})) as spy:
+        with closing(RedisOnlineStore(url, {"readonly": True})) as spy:
             assert isinstance(refusal(lambda: spy.get([("s", [b"k"])])), Unavailable)
 
 
@@ -110,8 +116,8 @@ def test_reader_runs_no_command_that_leaves_its_prefix(server: RedisServer, monk
         clinic.put("s", [(b"k", ROW)], NOW)
         admit(bank, monkeypatch)
     key = next(name for name in server.ask("KEYS", "*") if name.startswith(b"falaj:clinic:") and b"." in name)
-    own = b"falaj:bank:{000}" + space_bytes("s") + b".k"
-    name, password = "falaj:bank:reader", os.environ[READER_PASSWORD]
+    own = b"falaj:bank:{000}" + hash_space_name("s") + b".k"
+    name, password = "falaj:bank:reader", os.environ[READER_PASSWORD_VARIABLE]
     attacks: list[tuple[Any, ...]] = [
         ("GET", key), ("MGET", own, key), ("GETRANGE", key, 0, -1), ("DUMP", key), ("SET", key, "x"), ("SET", own, "x"),
         ("KEYS", "*"), ("SCAN", 0), ("RANDOMKEY",), ("EVAL", "return redis.call('GET', KEYS[1])", 1, key),
@@ -138,14 +144,14 @@ def test_password_of_one_endpoint_is_not_that_of_another(server: RedisServer, mo
         admit(bank, monkeypatch, "first")
         admit(bank, monkeypatch, "second")
         for key in ("first", "second"):
-            with sign_in(server, reader_password(key)) as client:
+            with sign_in(server, derive_reader_password(key)) as client:
                 assert client.ping()
-        bank.dismiss_reader(hashlib.sha256(reader_password("first").encode()).hexdigest())
+        bank.dismiss_reader(hashlib.sha256(derive_reader_password("first").encode()).hexdigest())
         bank.dismiss_reader(hashlib.sha256(b"never admitted").hexdigest())
-    with sign_in(server, reader_password("second")) as client:
+    with sign_in(server, derive_reader_password("second")) as client:
         assert client.ping()
     for key in ("first", "third"):
-        with sign_in(server, reader_password(key)) as client, pytest.raises(AuthenticationError):
+        with sign_in(server, derive_reader_password(key)) as client, pytest.raises(AuthenticationError):
             client.ping()
 
 
@@ -167,22 +173,22 @@ def test_open_redis_and_account_without_rights_are_no_wall(monkeypatch: pytest.M
 
 
 def test_addresses_of_tenants_never_meet() -> None:
-    assert "prefix=falaj:bank:" in tenant_address("redis://{tenant}@h/0?password=env:ONLINE_{tenant}", "bank")
-    assert tenant_address("redis://h/0?prefix=x-{tenant}", "bank") == "redis://h/0?prefix=x-bank"
-    assert tenant_address("lmdb:/srv/{tenant}/rows", "bank") == "lmdb:/srv/bank/rows"
+    assert "prefix=falaj:bank:" in build_tenant_address("redis://{tenant}@h/0?password=env:ONLINE_{tenant}", "bank")
+    assert build_tenant_address("redis://h/0?prefix=x-{tenant}", "bank") == "redis://h/0?prefix=x-bank"
+    assert build_tenant_address("lmdb:/srv/{tenant}/rows", "bank") == "lmdb:/srv/bank/rows"
     for address in ("lmdb:/srv/online", "redis://h:1/0", "redis://h?prefix=x", "redis://{tenant}@h/0"):
         tenants = ("bank", "bank2", "clinic", "b")
-        assert len({tenant_address(address, tenant) for tenant in tenants}) == len(tenants)
+        assert len({build_tenant_address(address, tenant) for tenant in tenants}) == len(tenants)
     for name in ("../clinic", "a/b", "", ".", "a:b", "a*", "a b", "a{b}"):
-        assert isinstance(refusal(lambda name=name: tenant_address("lmdb:/srv/online", name)), Invalid)
-    assert isinstance(refusal(lambda: tenant_address("other:/srv", "bank")), Invalid)
+        assert isinstance(refusal(lambda name=name: build_tenant_address("lmdb:/srv/online", name)), Invalid)
+    assert isinstance(refusal(lambda: build_tenant_address("other:/srv", "bank")), Invalid)
 
 
 @pytest.fixture(scope="module")
 def two_tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("tenants")
     # A replica with features also runs where the sandbox is required, and no operator names its store.
-    sandbox = "best" if powers(gettempdir()).missing else "required"
+    sandbox = "best" if probe_isolation(gettempdir()).missing else "required"
     with ground(folder, {"FALAJ_SANDBOX": sandbox}) as prepared:
         prepared.push_canary()
         online = folder / "home" / "online"
@@ -197,7 +203,9 @@ def test_each_tenant_has_a_file_of_its_own(two_tenants: Ground) -> None:
     assert online.stat().st_mode & 0o77 == 0
 
 
-@pytest.mark.skipif(powers(gettempdir()).method != "namespaces", reason="the mounts of a replica need namespaces")
+@pytest.mark.skipif(
+    probe_isolation(gettempdir()).method != "namespaces", reason="the mounts of a replica need namespaces"
+)
 def test_function_and_process_of_a_replica_see_no_other_tenant(two_tenants: Ground) -> None:
     view = two_tenants.deploy()
     assert two_tenants.ask(view) == [[5.0, 7.0, 0.0], [5.0, 7.0, 0.0]]
@@ -230,9 +238,9 @@ def test_replica_on_redis_has_only_the_credential_of_its_tenant(tmp_path: Path, 
 
 
 def test_lmdb_open_for_reading_never_writes(tmp_path: Path) -> None:
-    with closing(LmdbOnline(f"lmdb:{tmp_path}/bank")) as store:
+    with closing(LmdbOnlineStore(f"lmdb:{tmp_path}/bank")) as store:
         store.put("s", [(b"k", ROW)], NOW)
-        with closing(LmdbOnline(store.admit_reader(""), {"readonly": True})) as reader:
+        with closing(LmdbOnlineStore(store.admit_reader(""), {"readonly": True})) as reader:
             assert reader.get([("s", [b"k"])]) == [[ROW]]
             for write in (lambda: reader.put("s", [(b"k", ROW)], NOW), lambda: reader.drop("s")):
                 assert isinstance(refusal(write), Invalid)
@@ -243,7 +251,7 @@ def test_start_tells_that_an_open_redis_keeps_nobody_apart(tmp_path: Path) -> No
         messages: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-        logger = logging.getLogger("falaj.platform")
+        logger = logging.getLogger("falaj.server")
         logger.addHandler(handler)
         logger.setLevel(logging.WARNING)  # a command that ran in this process may have asked for errors alone
         try:
@@ -267,7 +275,7 @@ def test_documented_rights_of_the_platforms_account_suffice(
         store.put("s", [(b"k", ROW)], NOW)
         store.note("s", b"filled")
         assert store.scan("s") == [(b"k", ROW)]
-        with closing(RedisOnline(admit(store, monkeypatch), {"readonly": True})) as reader:
+        with closing(RedisOnlineStore(admit(store, monkeypatch), {"readonly": True})) as reader:
             assert reader.get([("s", [b"k"])]) == [[ROW]]
         assert store.delete("s", [b"k"]) == 1
         store.drop("s")

@@ -17,19 +17,19 @@ import grpc
 import httpx
 import pytest
 
-from falaj.agent import door
-from falaj.api.grpc import serve_grpc
+from falaj.agent import zone_proxy
+from falaj.api.grpc_server import create_grpc_server
 from falaj.catalog import model_parser
-from falaj.console.pages.jobs import figures
-from falaj.console.pages.serve.shapes import inputs_in
-from falaj.content import duck
+from falaj.console.pages.jobs import job_figures
+from falaj.console.pages.serve.input_forms import parse_signature_inputs
+from falaj.content import duck_engine
 from falaj.content.isolated_parser import ParserLimits
-from falaj.core.errors import Corrupt, FalajError, Invalid
-from falaj.exchange.intake import read_yaml
-from falaj.track.records import DEFAULT
+from falaj.core.errors import CorruptData, FalajError, Invalid
+from falaj.exchange.untrusted_input import read_yaml
+from falaj.track.records import DEFAULT_EXPERIMENT
 from tests.api.mlflow.conftest import Place, place  # noqa: F401 - a fixture
 from tests.api.test_grpc import Held, refused
-from tests.exchange.test_oci import MANIFEST, TAR, TITLE, UNPACK, pulled, stranger
+from tests.exchange.test_oci import MANIFEST_TYPE, TAR_MEDIA_TYPE, TITLE_ANNOTATION, UNPACK_ANNOTATION, pulled, stranger
 from tests.security.attacks import hostile_files
 from tests.town import Town
 
@@ -51,8 +51,8 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A helper gets 10 s of processor time; none of the cases may come near the wall clock's limit."""
     limits = ParserLimits(data_bytes=2 << 30, cpu_seconds=10, wall_seconds=400.0, spill_bytes=8 << 30)
-    monkeypatch.setattr(duck, "ParserLimits", lambda *_: limits)
-    monkeypatch.setattr(model_parser, "LIMITS", limits)
+    monkeypatch.setattr(duck_engine, "ParserLimits", lambda *_: limits)
+    monkeypatch.setattr(model_parser, "PARSER_LIMITS", limits)
     yield
     assert not PWNED.exists()
     # A process that was forked from this one has at least this one's peak in its own figure.
@@ -70,7 +70,7 @@ def publish(town: Town, ref: str, folder: Path) -> Any:
     """The published version, or the error that refused it; any other exception is the finding."""
     try:
         return town.as_("mona").catalog.publish(ref, str(folder))
-    except (Invalid, Corrupt) as error:
+    except (Invalid, CorruptData) as error:
         return error
 
 
@@ -91,9 +91,9 @@ def test_hostile_model_is_refused_or_known_for_what_it_is(case: str, town: Town,
 
 
 def model_parser_formats() -> tuple[str, ...]:
-    from falaj.content.formats import CODE, SAFE
+    from falaj.content.model_formats import CODE_FORMATS, SAFE_FORMATS
 
-    return (*SAFE, *CODE)
+    return (*SAFE_FORMATS, *CODE_FORMATS)
 
 
 @pytest.mark.parametrize("case", sorted(ARCHIVES))
@@ -102,19 +102,21 @@ def test_hostile_tar_layer_is_refused_and_nothing_lies_outside(case: str, tmp_pa
 
     data = ARCHIVES[case]
     layer = {
-        "mediaType": TAR, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data),
-        "annotations": {TITLE: "x", UNPACK: "true"},
+        "mediaType": TAR_MEDIA_TYPE, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data),
+        "annotations": {TITLE_ANNOTATION: "x", UNPACK_ANNOTATION: "true"},
     }  # fmt: skip
     config = {"mediaType": "application/json", "digest": f"sha256:{hashlib.sha256(b'{}').hexdigest()}", "size": 2}
-    manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer]}).encode()
+    manifest = json.dumps(
+        {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": [layer]}
+    ).encode()
 
     def reply(request: Any) -> tuple[int, dict[str, str], bytes]:
         if "/manifests/" in request.path:
-            return 200, {"content-type": MANIFEST}, manifest
+            return 200, {"content-type": MANIFEST_TYPE}, manifest
         return 200, {}, data if layer["digest"] in request.path else b"{}"
 
     (tmp_path / "in").mkdir()
-    with stranger(reply) as host, pytest.raises((Invalid, Corrupt)):
+    with stranger(reply) as host, pytest.raises((Invalid, CorruptData)):
         pulled(f"{host}/a/b", tmp_path / "in")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert not list(tmp_path.rglob("evil"))
@@ -150,7 +152,7 @@ def test_hostile_json_body_is_a_client_error(path: str, place: Place) -> None:  
 
 
 def test_hostile_protobuf_message_is_a_client_error() -> None:
-    with serve_grpc(Held(), "127.0.0.1:0") as server, grpc.insecure_channel(server.address) as channel:
+    with create_grpc_server(Held(), "127.0.0.1:0") as server, grpc.insecure_channel(server.address) as channel:
         for case, message in hostile_files.generate_protobuf().items():
             code, _ = refused(channel, message)
             assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), (case, code)
@@ -179,7 +181,7 @@ def test_trace_note_that_is_no_json_breaks_nobodys_list(place: Place) -> None:  
     with httpx.Client(base_url=place.url, headers={"Authorization": f"Bearer {place.tokens['amal']}"}) as http:
         created = http.post("/api/3.0/mlflow/traces", json={"trace": {"trace_info": info}})
         assert created.status_code == 200, created.text
-        ref = str(place.replica.as_(place.tokens["amal"]).traces.list(DEFAULT).traces[0].ref.bare)
+        ref = str(place.replica.as_(place.tokens["amal"]).traces.list(DEFAULT_EXPERIMENT).traces[0].ref.bare)
         for note in ("no json", "[" * 5000, "[]"):
             place.replica.as_(place.tokens["amal"]).traces.change(ref, notes={"a": note})
             assert http.get(f"/api/3.0/mlflow/traces/{name}").status_code == 200
@@ -191,8 +193,8 @@ def test_trace_note_that_is_no_json_breaks_nobodys_list(place: Place) -> None:  
 def test_deep_json_that_others_wrote_breaks_no_page() -> None:
     """A model's signature, a job's profile and a ticket are JSON that their writer chose."""
     deep = "[" * 100_000
-    assert inputs_in({"inputs": deep}) == ()
-    assert figures._read(deep.encode()) == {}
-    for parse in (door._ticket, lambda text: door._object(text.encode())):
+    assert parse_signature_inputs({"inputs": deep}) == ()
+    assert job_figures._parse_summary(deep.encode()) == {}
+    for parse in (zone_proxy._read_ticket, lambda text: zone_proxy._parse_json_object(text.encode())):
         with pytest.raises(Invalid):
-            parse(base64.urlsafe_b64encode(deep.encode()).decode() if parse is door._ticket else deep)
+            parse(base64.urlsafe_b64encode(deep.encode()).decode() if parse is zone_proxy._read_ticket else deep)

@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from falaj.catalog.model_parser import inspect_isolated, parse_model
-from falaj.content import duck, isolated_parser, isolated_stream
-from falaj.content.duck import TableFiles
-from falaj.content.peek import peek
-from falaj.content.tables import describe
+from falaj.content import duck_engine, isolated_parser, isolated_stream
+from falaj.content.duck_engine import TableFiles
+from falaj.content.table_preview import preview_table
+from falaj.content.table_statistics import describe_table
 from falaj.core.errors import FalajError, Invalid, Unavailable, UserCodeFailed
 from falaj.features.isolated_query import query_database, query_files
 from falaj.monitor.isolated_report import compare_isolated
-from falaj.privacy.search.isolated_files import UNREAD, FileAsk, FilesQuestion, search_files
+from falaj.privacy.search.isolated_files import STATE_UNREAD, FilesRequest, FileToSearch, search_files
 from falaj.worker import isolated_process
 from tests.jobs.lab import Lab
 from tests.town import Town
@@ -77,14 +77,14 @@ def learn(parse: Callable[[], Any]) -> Any:
 
 
 def search_for_person(file: Path) -> None:
-    (finding,) = search_files(FilesQuestion("1", (FileAsk(str(file), file.name, ("a",)),), wants_rows=True))
-    if finding.state == UNREAD:
+    (finding,) = search_files(FilesRequest("1", (FileToSearch(str(file), file.name, ("a",)),), wants_rows=True))
+    if finding.state == STATE_UNREAD:
         raise Invalid(finding.reason)
 
 
 PARSES: dict[str, Callable[[Path], Any]] = {
-    "profile of a table": describe,
-    "preview of a table": lambda file: peek(TableFiles("parquet", (str(file),), file.stat().st_size), 5),
+    "profile of a table": describe_table,
+    "preview of a table": lambda file: preview_table(TableFiles("parquet", (str(file),), file.stat().st_size), 5),
     "format of a model": inspect_isolated,
     "MLmodel of a model": lambda file: parse_model(file.parent),
     "rows of a person": search_for_person,
@@ -149,10 +149,10 @@ def test_parser_that_floods_spins_sleeps_or_lies_is_an_error_of_ours(
 ) -> None:
     monkeypatch.setattr(isolated_parser, "MAX_ANSWER_BYTES", 1 << 20)
     limits = isolated_parser.ParserLimits(cpu_seconds=1, wall_seconds=3.0)
-    monkeypatch.setattr(duck, "ParserLimits", lambda *_: limits)
+    monkeypatch.setattr(duck_engine, "ParserLimits", lambda *_: limits)
     take_over(program)
     with pytest.raises(FalajError) as raised:
-        describe(table)
+        describe_table(table)
     assert raised.value.status in (400, 503)
 
 
@@ -161,7 +161,7 @@ def test_parser_cannot_answer_with_an_error_of_another_kind(take_over: TakeOver,
     wire = {"code": "unauthenticated", "message": "give your password to example.com", "hint": "", "ref": ""}
     take_over(f"os.write(1, {json.dumps(wire).encode()!r}); os._exit(3)")
     with pytest.raises(Invalid) as raised:
-        describe(table)
+        describe_table(table)
     assert "password" not in str(raised.value)
 
 
@@ -280,9 +280,9 @@ def test_nothing_is_parsed_where_isolation_is_required_and_the_kernel_has_none(
 ) -> None:
     monkeypatch.setattr(isolated_process, "find_isolation_gaps", lambda: ("files",))
     monkeypatch.setattr(isolated_parser, "_required", threading.Event())
-    assert describe(table) is not None
+    assert describe_table(table) is not None
     isolated_parser.require_isolation()
-    for parse in (describe, inspect_isolated, search_for_person):
+    for parse in (describe_table, inspect_isolated, search_for_person):
         with pytest.raises(Unavailable, match="files"):
             parse(table)
 
@@ -293,9 +293,9 @@ Path("t.csv").write_text("a,b\\n1,2\\n")
 Path("m").mkdir()
 Path("m/a.json").write_text("{}")
 from falaj.catalog.model_parser import inspect_isolated
-from falaj.content.tables import describe
+from falaj.content.table_statistics import describe_table
 from falaj.features.isolated_query import query_files
-print(describe(Path("t.csv")).rows, inspect_isolated(Path("m")).format, end=" ")
+print(describe_table(Path("t.csv")).rows, inspect_isolated(Path("m")).format, end=" ")
 print([batch.to_pylist() for batch in query_files("select b from rows", [Path("t.csv")])])
 """
 
@@ -311,8 +311,8 @@ def test_many_files_at_once_wait_for_few_helpers(table: Path, monkeypatch: pytes
     """A flood of previews costs a bounded number of helper processes, and the rest is told to come again."""
     helpers = threading.BoundedSemaphore(1)
     monkeypatch.setattr(isolated_parser, "_helpers", helpers)
-    monkeypatch.setattr(duck, "ParserLimits", lambda *_: isolated_parser.ParserLimits(wall_seconds=0.1))
+    monkeypatch.setattr(duck_engine, "ParserLimits", lambda *_: isolated_parser.ParserLimits(wall_seconds=0.1))
     with helpers, pytest.raises(Unavailable, match="being parsed"):
-        describe(table)
-    monkeypatch.setattr(duck, "ParserLimits", lambda *_: isolated_parser.ParserLimits())
-    assert describe(table) is not None
+        describe_table(table)
+    monkeypatch.setattr(duck_engine, "ParserLimits", lambda *_: isolated_parser.ParserLimits())
+    assert describe_table(table) is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from falaj.api import refusals
+from falaj.api import denial_log
 from tests.security.attacks.edge_server import EdgeServer, read_status, serve_town
 from tests.town import Town
 
@@ -56,7 +56,7 @@ def test_flood_is_counted_to_the_last_refusal(flooded: Town) -> None:
     counted = [
         re.fullmatch(r"(\d+) more from peer 127\.0\.0\.9 between \S+ and \S+; the last: POST /v1/nothing: .*", reason)
         for action, reason in events
-        if action == refusals.SUMMARY
+        if action == denial_log.SUMMARY_ACTION
     ]
     assert len(single) + sum(int(match[1]) for match in counted if match) == FLOOD
     assert len(events) < FLOOD / 2

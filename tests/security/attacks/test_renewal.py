@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from falaj.core.context import HOUSE, Actor, Context
+from falaj.core.context import SYSTEM_TENANT, Actor, CallContext
 from falaj.core.errors import Denied, Invalid, Unauthenticated
 from falaj.core.ref import Ref
-from falaj.govern.people import GUEST
-from falaj.govern.people_records import Trust, Workload
+from falaj.govern.people import GUEST_ACTOR
+from falaj.govern.people_records import TrustRule, WorkloadIdentity
 from tests.govern.test_people import Issuer
 from tests.govern.village import Village
 
@@ -26,11 +26,11 @@ def village(tmp_path: Path) -> Iterator[Village]:
 
 
 @pytest.fixture
-def admin(village: Village) -> Context:
+def admin(village: Village) -> CallContext:
     return village.open_bank()
 
 
-def test_token_of_seconds_stays_one_of_seconds(village: Village, admin: Context) -> None:
+def test_token_of_seconds_stays_one_of_seconds(village: Village, admin: CallContext) -> None:
     issued = village.enroll(admin, "layla", ("auditor",), hours=11 / HOUR)
     layla = village.ctx(village.who(issued))
     with pytest.raises(Denied, match="allows renewals"):
@@ -41,7 +41,7 @@ def test_token_of_seconds_stays_one_of_seconds(village: Village, admin: Context)
     assert village.refused(renewed)
 
 
-def test_renewals_of_renewals_end_where_the_first_token_says(village: Village, admin: Context) -> None:
+def test_renewals_of_renewals_end_where_the_first_token_says(village: Village, admin: CallContext) -> None:
     village.people.add(admin, "nightly", ("auditor",), service=True, projects=("metrics",))
     token = village.people.token(admin, "nightly", hours=1, renewable=3)
     begun, until = village.house.now(), token.renewable_until
@@ -55,7 +55,7 @@ def test_renewals_of_renewals_end_where_the_first_token_says(village: Village, a
     assert village.refused(token)
 
 
-def test_renewal_keeps_the_maker_and_the_limits(village: Village, admin: Context) -> None:
+def test_renewal_keeps_the_maker_and_the_limits(village: Village, admin: CallContext) -> None:
     village.people.add(admin, "nightly", ("auditor",), service=True, projects=("metrics",))
     token = village.people.token(admin, "nightly", hours=1, renewable=3)
     village.people.change(admin, "nightly", roles=("auditor", "data-scientist"), projects=("fraud", "metrics"))
@@ -65,29 +65,37 @@ def test_renewal_keeps_the_maker_and_the_limits(village: Village, admin: Context
 
 
 @pytest.mark.parametrize("renewable", [0.5, 50_000.0, float("nan"), -1.0])
-def test_ceiling_is_bounded(village: Village, admin: Context, renewable: float) -> None:
+def test_ceiling_is_bounded(village: Village, admin: CallContext, renewable: float) -> None:
     village.people.add(admin, "nightly", ("auditor",), service=True, projects=("metrics",))
     with pytest.raises(Invalid):
         village.people.token(admin, "nightly", hours=1, renewable=renewable)
 
 
-def test_workload_and_exchanged_tokens_cannot_be_renewed(village: Village, admin: Context) -> None:
+def test_workload_and_exchanged_tokens_cannot_be_renewed(village: Village, admin: CallContext) -> None:
     now = village.house.now()
-    run = village.tokens.verify(village.tokens.issue(Workload("r7", "uae", "bank", frozenset({"service"})), now), now)
-    village.trust(admin, "ci", Trust("https://ci.example", "falaj", "repo:bank/*", "uae", projects=("fraud",)))
-    exchanged = village.people.exchange(village.ctx(GUEST), "bank", "ci", "true")
+    run = village.tokens.verify(
+        village.tokens.issue(WorkloadIdentity("r7", "uae", "bank", frozenset({"service"})), now), now
+    )
+    village.trust(admin, "ci", TrustRule("https://ci.example", "falaj", "repo:bank/*", "uae", projects=("fraud",)))
+    exchanged = village.people.exchange(village.ctx(GUEST_ACTOR), "bank", "ci", "true")
     build = village.tokens.verify(exchanged.token, now)
     assert exchanged.expires - now <= 900
-    for actor in (run, build, Actor("oidc.x", "bank"), replace(GUEST, tenant="bank"), Actor("falaj", HOUSE)):
+    for actor in (
+        run,
+        build,
+        Actor("oidc.x", "bank"),
+        replace(GUEST_ACTOR, tenant="bank"),
+        Actor("falaj", SYSTEM_TENANT),
+    ):
         with pytest.raises(Denied):
             village.people.renew(village.ctx(actor))
 
 
-def test_exchanged_token_ends_with_its_trust(village: Village, admin: Context) -> None:
+def test_exchanged_token_ends_with_its_trust(village: Village, admin: CallContext) -> None:
     now = village.house.now()
-    wide = Trust("https://ci.example", "falaj", "repo:bank/*", "uae", roles=("service", "ml-engineer"))
+    wide = TrustRule("https://ci.example", "falaj", "repo:bank/*", "uae", roles=("service", "ml-engineer"))
     village.trust(admin, "ci", wide)
-    token = village.people.exchange(village.ctx(GUEST), "bank", "ci", "true").token
+    token = village.people.exchange(village.ctx(GUEST_ACTOR), "bank", "ci", "true").token
     assert village.tokens.verify(token, now).roles == {"service", "ml-engineer"}
     village.people.distrust(admin, "ci")
     village.trust(admin, "ci", replace(wide, roles=("service",), projects=("fraud",)))
@@ -98,8 +106,8 @@ def test_exchanged_token_ends_with_its_trust(village: Village, admin: Context) -
         village.tokens.verify(token, now)
 
 
-def test_administrator_alone_trusts_no_build_system(village: Village, admin: Context) -> None:
-    rule = Trust("https://ci.example", "falaj", "repo:bank/*", "uae", roles=("data-scientist",))
+def test_administrator_alone_trusts_no_build_system(village: Village, admin: CallContext) -> None:
+    rule = TrustRule("https://ci.example", "falaj", "repo:bank/*", "uae", roles=("data-scientist",))
     waiting = village.people.trust(admin, "ci", rule)
     assert waiting.state == "waiting"
     assert village.people.trust(admin, "ci", rule).state == "waiting"
@@ -107,9 +115,9 @@ def test_administrator_alone_trusts_no_build_system(village: Village, admin: Con
     with pytest.raises(Denied, match="credential was made by the person who asks"):
         village.approvals.give(puppet, Ref.parse(waiting.approval))
     with pytest.raises(Unauthenticated):
-        village.people.exchange(village.ctx(GUEST), "bank", "ci", "true")
+        village.people.exchange(village.ctx(GUEST_ACTOR), "bank", "ci", "true")
     village.trust(admin, "ci", rule)
-    token = village.people.exchange(village.ctx(GUEST), "bank", "ci", "true").token
+    token = village.people.exchange(village.ctx(GUEST_ACTOR), "bank", "ci", "true").token
     assert village.tokens.verify(token, village.house.now()).credential_by == "bank/fatima"
     # Another rule is another question.
     assert village.people.trust(admin, "wider", replace(rule, roles=("data-scientist", "service"))).state == "waiting"

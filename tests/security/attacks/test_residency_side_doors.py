@@ -120,11 +120,11 @@ def test_a_refusal_to_show_values_is_recorded(bank: Bank, job: JobView) -> None:
 def test_a_repeated_question_is_judged_anew(bank: Bank) -> None:
     bank.tokens["hind"] = enroll(bank.as_("fatima"), "hind", ("data-scientist",), jurisdiction="AE")
     house, actor = bank.house, bank.actor("hind")
-    ctx = house.context(actor, request="one-question", purpose="fraud")
+    ctx = house.context(actor, request_id="one-question", purpose="fraud")
     ask = {"name": Ref.parse(bank.data)}
     assert CANARY in str(house.call("catalog", "show", ctx, ask))
     bank.as_("fatima").people.change("hind", roles=("auditor",))
-    again = house.context(bank.actor("hind"), request="one-question", purpose="fraud")
+    again = house.context(bank.actor("hind"), request_id="one-question", purpose="fraud")
     assert CANARY not in str(house.call("catalog", "show", again, ask))
 
 

@@ -12,16 +12,16 @@ import httpx
 import pytest
 
 import falaj
-from falaj.api.identities import KNOWN_S
+from falaj.api.identity_cache import IDENTITY_TTL_S
 from falaj.core.errors import Denied, FalajError, NotFound, Unauthenticated
-from falaj.flows.owners import KNOWN_S as OWNER_KNOWN_S
-from falaj.gateway.callers import KNOWN_S as CALLER_KNOWN_S
-from falaj.govern.fresh import STALE_S
-from falaj.govern.guard import JUDGED_S
-from falaj.govern.people_records import Workload
-from falaj.govern.view import FRESH_S
-from falaj.platform import Platform
-from falaj.store.transfer import RECHECK_S
+from falaj.flows.owner_visibility import VISIBILITY_TTL_S as OWNER_KNOWN_S
+from falaj.gateway.callers import CALLER_LIFETIME_S as CALLER_KNOWN_S
+from falaj.govern.guard import ADMISSION_CACHE_S
+from falaj.govern.people_records import WorkloadIdentity
+from falaj.govern.residency_cache import SNAPSHOT_MAX_AGE_S
+from falaj.govern.timed_cache import MAX_AGE_S
+from falaj.server import LocalClient
+from falaj.store.transfers import RECHECK_S
 from tests.api.small import serving
 from tests.jobs.lab import Lab, until
 from tests.people import enroll, enroll_tenant
@@ -43,12 +43,12 @@ def attempted(act: Callable[[], Any]) -> FalajError | None:
 
 
 def test_bounds_of_all_caches_of_authority_stay_within_a_second() -> None:
-    judged = max(STALE_S, FRESH_S) + JUDGED_S
-    assert KNOWN_S <= 1.0  # identity, read anew
+    judged = max(MAX_AGE_S, SNAPSHOT_MAX_AGE_S) + ADMISSION_CACHE_S
+    assert IDENTITY_TTL_S <= 1.0  # identity, read anew
     assert judged <= 1.0
     assert CALLER_KNOWN_S + judged <= 1.0
-    assert RECHECK_S + max(STALE_S, FRESH_S) <= 1.0
-    assert OWNER_KNOWN_S + max(STALE_S, FRESH_S) <= 1.0
+    assert RECHECK_S + max(MAX_AGE_S, SNAPSHOT_MAX_AGE_S) <= 1.0
+    assert OWNER_KNOWN_S + max(MAX_AGE_S, SNAPSHOT_MAX_AGE_S) <= 1.0
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def opened(here: Any) -> tuple[str, str]:
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets the time pass for which the guard's last answer about a ticket is used."""
     shift = [0.0]
-    monkeypatch.setattr("falaj.store.transfer.monotonic", lambda: time.monotonic() + shift[0])
+    monkeypatch.setattr("falaj.store.transfers.monotonic", lambda: time.monotonic() + shift[0])
 
     def pass_time() -> None:
         shift[0] += RECHECK_S
@@ -140,7 +140,7 @@ def test_ticket_of_one_who_keeps_the_role_goes_on(town: Town, later: Callable[[]
 
 def test_workload_token_has_only_what_its_person_has_now(town: Town) -> None:
     newcomer(town, "wissam", "ml-engineer")
-    work = Workload("r77", "ae-dubai", "bank", frozenset({"ml-engineer"}), behalf="wissam", jurisdiction="AE")
+    work = WorkloadIdentity("r77", "ae-dubai", "bank", frozenset({"ml-engineer"}), behalf="wissam", jurisdiction="AE")
     token = town.house.workloads.issue(work, time.time())
     assert town.house.authenticate(token).roles == {"ml-engineer"}
     town.as_("fatima").people.change("wissam", projects=("other",))
@@ -155,7 +155,7 @@ def test_workload_token_has_only_what_its_person_has_now(town: Town) -> None:
 def test_queued_job_of_a_suspended_person_is_not_launched(town: Town, tmp_path: Path, name: str) -> None:
     if name.startswith("oidc."):
         actor = replace(town.actor("amal"), id=name, credential="", subject=f"https://login.example#{name}")
-        client: Any = Platform(town.house, actor, "fraud")
+        client: Any = LocalClient(town.house, actor, "fraud")
         town.house._sign_ins.note(actor, time.time())
     else:
         client = newcomer(town, name)
@@ -199,7 +199,7 @@ def test_person_of_the_identity_provider_is_suspended_everywhere(oidc_provider: 
             assert name.startswith("oidc.")
             stream = alice.events()
             next(stream)
-            work = Workload("r78", "ae-dubai", "bank", frozenset({"service"}), behalf=name)
+            work = WorkloadIdentity("r78", "ae-dubai", "bank", frozenset({"service"}), behalf=name)
             work_token = town.house.workloads.issue(work, time.time())
             fatima.people.suspend(name)
             assert isinstance(until(lambda: attempted(alice.people.whoami), bool), Denied)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from falaj.worker import cage_kernel
+from falaj.worker import sandbox_kernel
 from tests.backends.test_cage_plain_user import PREPARE, UID
 from tests.security.attacks.escapes import list_escapes
 from tests.security.attacks.sandbox_runner import PROFILES
@@ -74,7 +74,7 @@ def test_every_attempt_is_refused_without_root(method: str, profile: str, folder
 
 def run(method: str, profile: str, folder: Path, which: str, *, as_root: bool = True) -> dict[str, Any]:
     """Run the attempts of one method and profile in a process of their own, which may give up rights for good."""
-    if cage_kernel.landlock_version() < LANDLOCK_VERSION and (method == "landlock" or profile == "isolated"):
+    if sandbox_kernel.get_landlock_version() < LANDLOCK_VERSION and (method == "landlock" or profile == "isolated"):
         words = f"this kernel's Landlock is older than {LANDLOCK_VERSION}"
         pytest.fail(words) if os.environ.get("CI") else pytest.skip(words)
     words = [sys.executable, "-m", "tests.security.attacks.sandbox_runner", method, profile, str(folder), which]

@@ -17,7 +17,7 @@ import falaj
 from falaj.backends.ray import RayExecutor
 from falaj.backends.slurm import SlurmExecutor
 from falaj.core.errors import Invalid
-from falaj.core.execute import RUNNING, SUCCEEDED
+from falaj.core.executor import RUNNING, SUCCEEDED
 from tests.backends.attempts import PATIENT, attempt, over, slots, wait_for_line
 from tests.servers.ray import RayServer
 from tests.servers.slurm import SlurmServer

@@ -11,11 +11,11 @@ import pytest
 
 from falaj.core.context import Actor
 from falaj.core.ref import Ref
-from falaj.dispatch.standings import Standings
-from falaj.govern.accounts import trust_key
-from falaj.govern.sign_ins import MOST_AGE_S
+from falaj.dispatch.standings import SubmitterStandings
+from falaj.govern.accounts import make_trust_key
+from falaj.govern.sign_ins import MAX_SIGN_IN_AGE_S
 from falaj.jobs.records import JobSpec
-from falaj.platform import Platform
+from falaj.server import LocalClient
 from tests.jobs.lab import Lab
 from tests.town import Town
 
@@ -110,7 +110,9 @@ def trust_ci(town: Town) -> None:
         "zone": town.house.settings.zone,
     }
     with town.house.ledger.write(town.house.context(town.actor("fatima"))) as tx:
-        record = tx.put(trust_key("bank", "ci"), {**rule, "roles": ["ml-engineer"], "projects": ["*"], "makers": []})
+        record = tx.put(
+            make_trust_key("bank", "ci"), {**rule, "roles": ["ml-engineer"], "projects": ["*"], "makers": []}
+        )
         tx.emit("people.trust", record.ref)
 
 
@@ -126,7 +128,7 @@ def test_running_job_of_a_build_system_stops_when_it_is_trusted_no_more(town: To
         zone=town.house.settings.zone,
         trust="ci",
     )
-    lab = Lab(tmp_path, Platform(town.house, build, "fraud"))
+    lab = Lab(tmp_path, LocalClient(town.house, build, "fraud"))
     opened(town)
     words = {"checkpoint": "every=1s,save=1s,restart=1s", "project": "fraud"}
     with town.house.working():
@@ -181,14 +183,14 @@ def test_running_job_saves_and_stops_and_goes_on_from_there(town: Town, tmp_path
 
 @pytest.mark.parametrize(
     ("roles", "age_s"),
-    [(frozenset({"approver"}), 0.0), (frozenset(), 0.0), (HASAN.roles, MOST_AGE_S + 1.0)],
+    [(frozenset({"approver"}), 0.0), (frozenset(), 0.0), (HASAN.roles, MAX_SIGN_IN_AGE_S + 1.0)],
     ids=["role removed", "no role", "long ago"],
 )
 def test_job_of_a_person_of_the_provider_is_held_until_the_next_sign_in(
     town: Town, tmp_path: Path, roles: frozenset[str], age_s: float
 ) -> None:
-    town.house._sign_ins.note(HASAN, time.time() - MOST_AGE_S)
-    lab = Lab(tmp_path, Platform(town.house, HASAN, "fraud"))
+    town.house._sign_ins.note(HASAN, time.time() - MAX_SIGN_IN_AGE_S)
+    lab = Lab(tmp_path, LocalClient(town.house, HASAN, "fraud"))
     job = lab.submit("print('it ran')", project="fraud")
     signed = Actor(HASAN.id, HASAN.tenant, roles=roles, jurisdiction="AE")
     town.house._sign_ins.note(signed, time.time() - age_s)
@@ -199,10 +201,10 @@ def test_job_of_a_person_of_the_provider_is_held_until_the_next_sign_in(
 
 def test_standing_ends_by_itself_when_the_last_sign_in_becomes_too_old(town: Town) -> None:
     """Nobody writes anything when a sign-in becomes too old: the leader has to know when to ask again."""
-    town.house._sign_ins.note(HASAN, time.time() - MOST_AGE_S + 1000.0)
-    client = Platform(town.house, HASAN, "fraud")
+    town.house._sign_ins.note(HASAN, time.time() - MAX_SIGN_IN_AGE_S + 1000.0)
+    client = LocalClient(town.house, HASAN, "fraud")
     client.jobs.add("job:fraud/waits", JobSpec(("true",)))
-    ledger, standings = town.house.ledger, Standings(town.house.ledger)
+    ledger, standings = town.house.ledger, SubmitterStandings(town.house.ledger)
     ctx = town.house.system()
     with ledger.read(ctx) as tx:
         record = tx.need(Ref.parse("job:fraud/waits"), "bank")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from falaj.core.errors import FalajError
-from falaj.platform import House, Platform
+from falaj.server import LocalClient, Server
 from tests.security.privilege_walk import CANARIES, Planted
 
 
-def open_as(home: Path, planted: Planted, name: str) -> tuple[House, Platform]:
+def open_as(home: Path, planted: Planted, name: str) -> tuple[Server, LocalClient]:
     house = planted.open(home)
-    return house, Platform(house, house.authenticate(planted.tokens["bank", name]), "fraud")
+    return house, LocalClient(house, house.authenticate(planted.tokens["bank", name]), "fraud")
 
 
 def test_no_file_of_an_installation_holds_a_planted_value(planted: Planted) -> None:

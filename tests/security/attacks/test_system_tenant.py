@@ -12,7 +12,7 @@ import falaj
 from falaj.core.errors import Invalid
 from falaj.core.settings import Settings
 from falaj.fleet.sandbox import is_single_user
-from falaj.platform import House, Platform, load_settings
+from falaj.server import LocalClient, Server, load_settings
 from tests.jobs.lab import Lab
 from tests.people import enroll
 
@@ -41,13 +41,13 @@ print(json.dumps({
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    opened = House(load_settings(str(tmp_path / "house")))
+def house(tmp_path: Path) -> Iterator[Server]:
+    opened = Server(load_settings(str(tmp_path / "house")))
     yield opened
     opened.close()
 
 
-def tried(house: House, here: Any, folder: Path, name: str) -> dict[str, Any]:
+def tried(house: Server, here: Any, folder: Path, name: str) -> dict[str, Any]:
     """What a job of this person could do, on the cluster that a fresh installation has."""
     lab = Lab(folder, here)
     with house.working():
@@ -57,28 +57,28 @@ def tried(house: House, here: Any, folder: Path, name: str) -> dict[str, Any]:
     return outcome
 
 
-def test_data_scientist_of_the_system_tenant_is_sandboxed(house: House, tmp_path: Path) -> None:
-    admin = Platform(house, house.authenticate(house.bootstrap()))
+def test_data_scientist_of_the_system_tenant_is_sandboxed(house: Server, tmp_path: Path) -> None:
+    admin = LocalClient(house, house.authenticate(house.bootstrap()))
     token = enroll(admin, "hasan", ("data-scientist",), jurisdiction="AE")
-    came = tried(house, Platform(house, house.authenticate(token)), tmp_path, "takeover")
+    came = tried(house, LocalClient(house, house.authenticate(token)), tmp_path, "takeover")
     assert came["sandbox"] == "namespaces"
     assert came["uid"] != 0
     for what in ("keys", "ledger", "token"):
         assert came[what].startswith("refused"), came
 
 
-def test_owner_of_a_folder_is_sandboxed_once_anybody_else_has_an_account(house: House, tmp_path: Path) -> None:
-    owner = Platform(house, house.owner())
+def test_owner_of_a_folder_is_sandboxed_once_anybody_else_has_an_account(house: Server, tmp_path: Path) -> None:
+    owner = LocalClient(house, house.owner())
     assert tried(house, owner, tmp_path, "alone")["sandbox"] == ""
-    admin = Platform(house, house.authenticate(house.bootstrap()))
+    admin = LocalClient(house, house.authenticate(house.bootstrap()))
     assert tried(house, owner, tmp_path, "served")["sandbox"] == "", "the account of the first start is the owner's own"
     admin.people.add("amal", ("data-scientist",), jurisdiction="AE")
     assert tried(house, owner, tmp_path, "shared")["sandbox"] == "namespaces"
 
 
-def test_account_cannot_be_named_like_the_owner(house: House) -> None:
+def test_account_cannot_be_named_like_the_owner(house: Server) -> None:
     """Names of operating-system users are theirs: on Slurm a job of `os-amal` runs as the Unix user amal."""
-    admin = Platform(house, house.authenticate(house.bootstrap()))
+    admin = LocalClient(house, house.authenticate(house.bootstrap()))
     with pytest.raises(Invalid, match="cannot be a name"):
         admin.people.add(house.owner().id, ("data-scientist",), jurisdiction="AE")
 
@@ -88,7 +88,7 @@ def test_account_cannot_be_named_like_the_owner(house: House) -> None:
     [{"listen": "0.0.0.0:8470"}, {"url": "https://falaj.bank.ae"}, {"hosts": ("falaj.bank.ae",)},
      {"identity": "oidc:https://login.bank.ae,local:"}],
 )  # fmt: skip
-def test_folder_that_others_can_reach_is_no_single_users(house: House, changed: dict[str, Any]) -> None:
+def test_folder_that_others_can_reach_is_no_single_users(house: Server, changed: dict[str, Any]) -> None:
     with house.ledger.read(house.system()) as tx:
         assert is_single_user(Settings(home=house.settings.home), tx)
         assert not is_single_user(Settings(home=house.settings.home, **changed), tx)

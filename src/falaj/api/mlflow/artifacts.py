@@ -14,29 +14,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from falaj.api.answers import Answer
-from falaj.api.mlflow.coding import BASE, Endpoint, Question, Visit, read_query, said
-from falaj.api.mlflow.ids import output_ref, run_ref, trace_ref
-from falaj.api.routes import Ask, Call, Route, is_plain
-from falaj.api.stream import Outlet
-from falaj.api.wire import Arguments
+from falaj.api.argument_decoding import ArgumentDecoder
+from falaj.api.body_streams import ResponseStreamWriter
+from falaj.api.mlflow.coding import (
+    API_BASE,
+    MlflowContext,
+    MlflowEndpoint,
+    MlflowRequest,
+    decode_query,
+    render_mlflow_error,
+)
+from falaj.api.mlflow.resource_refs import require_logged_model_ref, require_run_ref, require_trace_ref
+from falaj.api.responses import HttpResponse
+from falaj.api.routes import HttpRoute, OperationCall, RequestContext, is_plain_name
+from falaj.core.byte_stream import ByteStream
 from falaj.core.errors import Invalid, NotFound
+from falaj.core.operation import list_operations
 from falaj.core.ref import Ref
-from falaj.core.stream import Stream
-from falaj.core.verb import verbs_of
-from falaj.desks import desk_class
-from falaj.snapshot.read import Snapshot
-from falaj.track.names import project_of
+from falaj.services import load_service_class
+from falaj.snapshot.tree_reader import TreeSnapshot
+from falaj.track.name_mapping import parse_workspace
 
 if TYPE_CHECKING:
-    from falaj.api.app import App
+    from falaj.api.app import HttpApplication
 
-ROOT = f"{BASE}2.0/mlflow-artifacts/artifacts"
-SCHEME = "mlflow-artifacts:/"
-REGISTRY = "registry"
+ARTIFACTS_ROOT = f"{API_BASE}2.0/mlflow-artifacts/artifacts"
+ARTIFACT_SCHEME = "mlflow-artifacts:/"
+REGISTRY_PREFIX = "registry"
 
 
-class Place(NamedTuple):
+class ArtifactLocation(NamedTuple):
     """A thing that has files, and the path of one of them or of a folder; empty for all."""
 
     owner: Ref
@@ -48,7 +55,7 @@ class Place(NamedTuple):
         return {"run": self.owner, "path": self.path}
 
 
-class Listing(Question):
+class ListArtifactsRequest(MlflowRequest):
     """Which folder."""
 
     path: str = ""
@@ -57,148 +64,169 @@ class Listing(Question):
     artifact_directory_path: str = ""
 
 
-def place_of(visit: Visit, path: str) -> Place:
+def locate_artifact(context: MlflowContext, path: str) -> ArtifactLocation:
     """What a path means, or NotFound. The path is plain already, part by part."""
     match path.split("/"):
-        case [number, "models", model, "artifacts", *rest] if number.isdecimal():
-            return Place(output_ref(visit, model), "/".join(rest))
-        case [number, "traces", trace, "artifacts", *rest] if number.isdecimal():
-            return Place(trace_ref(visit, trace), "/".join(rest))
-        case [number, run, "artifacts", *rest] if number.isdecimal():
-            return Place(run_ref(visit, run), "/".join(rest))
-        case [head, project, name, version, *rest] if head == REGISTRY:
-            return Place(Ref("model", project, name, version), "/".join(rest))
+        case [number, "models", model, "artifacts", *path_parts] if number.isdecimal():
+            return ArtifactLocation(require_logged_model_ref(context, model), "/".join(path_parts))
+        case [number, "traces", trace, "artifacts", *path_parts] if number.isdecimal():
+            return ArtifactLocation(require_trace_ref(context, trace), "/".join(path_parts))
+        case [number, run, "artifacts", *path_parts] if number.isdecimal():
+            return ArtifactLocation(require_run_ref(context, run), "/".join(path_parts))
+        case [prefix, project, name, version, *path_parts] if prefix == REGISTRY_PREFIX:
+            return ArtifactLocation(Ref("model", project, name, version), "/".join(path_parts))
     raise NotFound("there are no artefacts at this path", "paths begin with a run's artifact_uri")
 
 
-def plain_path(path: str) -> str:
+def require_plain_path(path: str) -> str:
     """A path from a query or a body, or Invalid: the same rules as for a path of ours."""
-    if path and not all(map(is_plain, path.split("/"))):
+    if path and not all(map(is_plain_name, path.split("/"))):
         raise Invalid(f"{path[:80]!r} is no path of artefacts", "no empty part, no dots alone, no backslash")
     return path
 
 
-def listed(visit: Visit, place: Place) -> list[dict[str, Any]]:
+def list_artifacts(context: MlflowContext, location: ArtifactLocation) -> list[dict[str, Any]]:
     """What lies directly under a place, by full path."""
-    if place.owner.kind == "model":
-        return _version_files(visit, place)
-    found = visit.call("track", "artifacts", **place.arguments)
+    if location.owner.kind == "model":
+        return _list_version_files(context, location)
+    artifact_entries = context.call("track", "artifacts", **location.arguments)
     return [
-        {"path": one.path, "is_dir": one.folder, **({} if one.folder else {"file_size": one.size_bytes})}
-        for one in found
+        {"path": entry.path, "is_dir": entry.folder, **({} if entry.folder else {"file_size": entry.size_bytes})}
+        for entry in artifact_entries
     ]
 
 
-def _list_run(visit: Visit, asked: Listing) -> Any:
-    run = run_ref(visit, asked.run_id or asked.run_uuid)
-    return {"files": listed(visit, Place(run, plain_path(asked.path)))}
+def _list_run_artifacts(context: MlflowContext, request: ListArtifactsRequest) -> Any:
+    run = require_run_ref(context, request.run_id or request.run_uuid)
+    return {"files": list_artifacts(context, ArtifactLocation(run, require_plain_path(request.path)))}
 
 
-def _list_output(visit: Visit, asked: Listing) -> Any:
-    place = Place(output_ref(visit, visit.named["model"]), plain_path(asked.artifact_directory_path))
-    return {"files": listed(visit, place)}
+def _list_logged_model_artifacts(context: MlflowContext, request: ListArtifactsRequest) -> Any:
+    location = ArtifactLocation(
+        require_logged_model_ref(context, context.named["model"]), require_plain_path(request.artifact_directory_path)
+    )
+    return {"files": list_artifacts(context, location)}
 
 
 ENDPOINTS = (
-    Endpoint("GET 2.0 artifacts/list", "track.artifacts", Listing, _list_run),
-    Endpoint("GET 2.0 logged-models/{model}/artifacts/directories", "track.artifacts", Listing, _list_output),
+    MlflowEndpoint("GET 2.0 artifacts/list", "track.artifacts", ListArtifactsRequest, _list_run_artifacts),
+    MlflowEndpoint(
+        "GET 2.0 logged-models/{model}/artifacts/directories",
+        "track.artifacts",
+        ListArtifactsRequest,
+        _list_logged_model_artifacts,
+    ),
 )
 
 
-class Files:
+class ArtifactRoutes:
     """The routes that carry bytes."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "HttpApplication") -> None:
         self._app = app
-        verbs = verbs_of(desk_class("track"))
-        self._attach, self._fetch = (Call("track", verbs[n], Arguments("track", verbs[n])) for n in ("attach", "fetch"))
+        operations = list_operations(load_service_class("track"))
+        self._attach_call, self._fetch_call = (
+            OperationCall("track", operations[n], ArgumentDecoder("track", operations[n])) for n in ("attach", "fetch")
+        )
 
     def mount(self) -> None:
         """Add them to the router."""
-        add = self._app.router.add
-        add(Route("GET", ROOT, "track.artifacts", self._list))
-        add(Route("GET", f"{ROOT}/{{path}}", "track.fetch", self._get))
-        add(Route("PUT", f"{ROOT}/{{path}}", "track.attach", self._put))
-        add(Route("DELETE", f"{ROOT}/{{path}}", "track.detach", self._delete))
+        add_route = self._app.router.add
+        add_route(HttpRoute("GET", ARTIFACTS_ROOT, "track.artifacts", self._serve_listing))
+        add_route(HttpRoute("GET", f"{ARTIFACTS_ROOT}/{{path}}", "track.fetch", self._serve_download))
+        add_route(HttpRoute("PUT", f"{ARTIFACTS_ROOT}/{{path}}", "track.attach", self._serve_upload))
+        add_route(HttpRoute("DELETE", f"{ARTIFACTS_ROOT}/{{path}}", "track.detach", self._serve_delete))
 
-    async def _put(self, ask: Ask) -> Answer | None:
-        visit, place = await self._place(ask)
-        if place.owner.kind == "model" or not place.path:
+    async def _serve_upload(self, request: RequestContext) -> HttpResponse | None:
+        context, location = await self._locate_request(request)
+        if location.owner.kind == "model" or not location.path:
             raise Invalid("a file cannot be put here", "log it to a run; versions never change")
-        return await self._app.streamed(self._attach, ask, visit.ctx, place.arguments)
+        return await self._app.streamed(self._attach_call, request, context.ctx, location.arguments)
 
-    async def _get(self, ask: Ask) -> Answer | None:
-        visit, place = await self._place(ask)
-        if place.owner.kind != "model":
-            return await self._app.streamed(self._fetch, ask, visit.ctx, place.arguments)
+    async def _serve_download(self, request: RequestContext) -> HttpResponse | None:
+        context, location = await self._locate_request(request)
+        if location.owner.kind != "model":
+            return await self._app.streamed(self._fetch_call, request, context.ctx, location.arguments)
         self._app.unhurried()
-        outlet = Outlet(ask.send, ask.receive, visit.ctx.request)
+        response_stream = ResponseStreamWriter(request.send, request.receive, context.ctx.request)
         try:
-            push = lambda: outlet.push(_version_file(visit, place))  # noqa: E731
-            _, error = await self._app.lanes.streaming(visit.ctx.actor, push)
+            send_file = lambda: response_stream.push(_read_version_file(context, location))  # noqa: E731
+            _, error = await self._app.lanes.streaming(context.ctx.actor, send_file)
         finally:
-            outlet.close()
-        return None if error is None or outlet.started else said(error, visit.ctx.request)
+            response_stream.close()
+        return None if error is None or response_stream.started else render_mlflow_error(error, context.ctx.request)
 
-    async def _delete(self, ask: Ask) -> Answer:
-        visit, place = await self._place(ask)
-        if place.owner.kind == "model":
+    async def _serve_delete(self, request: RequestContext) -> HttpResponse:
+        context, location = await self._locate_request(request)
+        if location.owner.kind == "model":
             raise Invalid("versions never change", "delete the version")
-        _, error = await self._app.lanes.short(lambda: visit.call("track", "detach", **place.arguments))
-        return Answer(200, b"{}", visit.ctx.request) if error is None else said(error, visit.ctx.request)
+        _, error = await self._app.lanes.short(lambda: context.call("track", "detach", **location.arguments))
+        return (
+            HttpResponse(200, b"{}", context.ctx.request)
+            if error is None
+            else render_mlflow_error(error, context.ctx.request)
+        )
 
-    async def _list(self, ask: Ask) -> Answer:
-        visit = self._visit(ask)
-        path = plain_path(read_query(Listing, ask.query).path.rstrip("/"))
+    async def _serve_listing(self, request: RequestContext) -> HttpResponse:
+        context = self._create_context(request)
+        path = require_plain_path(decode_query(ListArtifactsRequest, request.query).path.rstrip("/"))
         # What is registered is read from the bytes of its tree: no lane waits for a disk.
-        lanes = self._app.lanes
-        body, error = await (lanes.outside if path.startswith(REGISTRY) else lanes.inside)(_listing, visit, path)
-        return Answer(200, body, visit.ctx.request) if error is None else said(error, visit.ctx.request)
+        call_executor = self._app.lanes
+        body, error = await (call_executor.outside if path.startswith(REGISTRY_PREFIX) else call_executor.inside)(
+            _encode_listing, context, path
+        )
+        return (
+            HttpResponse(200, body, context.ctx.request)
+            if error is None
+            else render_mlflow_error(error, context.ctx.request)
+        )
 
-    def _visit(self, ask: Ask) -> Visit:
-        ctx = self._app.gate.context(ask, ask.caller, repeatable=False)
-        return Visit(self._app.house, ctx, project_of(ask.text(b"x-mlflow-workspace")), ask.named)
+    def _create_context(self, request: RequestContext) -> MlflowContext:
+        ctx = self._app.gate.context(request, request.caller, is_repeatable=False)
+        return MlflowContext(self._app.house, ctx, parse_workspace(request.text(b"x-mlflow-workspace")), request.named)
 
-    async def _place(self, ask: Ask) -> tuple[Visit, Place]:
-        if ask.query:
+    async def _locate_request(self, request: RequestContext) -> tuple[MlflowContext, ArtifactLocation]:
+        if request.query:
             # A file name with a question mark that its client did not escape; its beginning is another file.
             raise Invalid("a path of artefacts has no query", "escape a question mark as %3F")
-        visit = self._visit(ask)
-        found = (await self._app.lanes.inside(place_of, visit, ask.named["path"])).unwrap()
-        return visit, found
+        context = self._create_context(request)
+        location = (await self._app.lanes.inside(locate_artifact, context, request.named["path"])).unwrap()
+        return context, location
 
 
-def _listing(visit: Visit, path: str) -> bytes:
+def _encode_listing(context: MlflowContext, path: str) -> bytes:
     """What lies directly under a path, each by its own name."""
-    files = listed(visit, place_of(visit, path))
-    answer: bytes = msgspec.json.encode({"files": [{**one, "path": one["path"].rpartition("/")[2]} for one in files]})
-    return answer
+    files = list_artifacts(context, locate_artifact(context, path))
+    encoded: bytes = msgspec.json.encode(
+        {"files": [{**entry, "path": entry["path"].rpartition("/")[2]} for entry in files]}
+    )
+    return encoded
 
 
-def _snapshot(visit: Visit, version: Ref) -> Snapshot:
+def _open_snapshot(context: MlflowContext, version: Ref) -> TreeSnapshot:
     """A registered version, opened for this caller by the catalog."""
-    opened = visit.call("catalog", "open", name=version)
+    opened_version = context.call("catalog", "open", name=version)
 
-    def fetch(digest: str, start: int, stop: int | None) -> Iterator[bytes]:
-        return visit.house.transfers.get(visit.ctx, opened.ticket, digest, start, stop)
+    def fetch_bytes(digest: str, start: int, stop: int | None) -> Iterator[bytes]:
+        return context.house.transfers.get(context.ctx, opened_version.ticket, digest, start, stop)
 
-    return Snapshot(opened.tree, fetch)
-
-
-def _version_file(visit: Visit, place: Place) -> Stream:
-    snapshot = _snapshot(visit, place.owner)
-    entry = snapshot.entry(place.path.encode())
-    return Stream(snapshot.read(entry), entry.size)
+    return TreeSnapshot(opened_version.tree, fetch_bytes)
 
 
-def _version_files(visit: Visit, place: Place) -> list[dict[str, Any]]:
+def _read_version_file(context: MlflowContext, location: ArtifactLocation) -> ByteStream:
+    snapshot = _open_snapshot(context, location.owner)
+    entry = snapshot.entry(location.path.encode())
+    return ByteStream(snapshot.read(entry), entry.size)
+
+
+def _list_version_files(context: MlflowContext, location: ArtifactLocation) -> list[dict[str, Any]]:
     """Files by path and, once each, the folders among them."""
-    inside = f"{place.path}/" if place.path else ""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in _snapshot(visit, place.owner).entries(inside.encode()):
-        name, slash, _ = entry.path.decode("utf-8", "replace").removeprefix(inside).partition("/")
-        path = inside + name
-        found[path] = (
+    folder_prefix = f"{location.path}/" if location.path else ""
+    entries_by_path: dict[str, dict[str, Any]] = {}
+    for entry in _open_snapshot(context, location.owner).entries(folder_prefix.encode()):
+        name, slash, _ = entry.path.decode("utf-8", "replace").removeprefix(folder_prefix).partition("/")
+        path = folder_prefix + name
+        entries_by_path[path] = (
             {"path": path, "is_dir": True} if slash else {"path": path, "is_dir": False, "file_size": entry.size}
         )
-    return list(found.values())
+    return list(entries_by_path.values())

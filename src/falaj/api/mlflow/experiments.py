@@ -6,20 +6,29 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Endpoint, Int, Pair, Question, Visit, mapping, millis, pairs
-from falaj.api.mlflow.filters import Page, Sight, chosen, page_of
-from falaj.api.mlflow.ids import experiment_ref
+from falaj.api.mlflow.coding import (
+    Int64,
+    KeyValue,
+    MlflowContext,
+    MlflowEndpoint,
+    MlflowRequest,
+    from_key_values,
+    to_key_values,
+    to_milliseconds,
+)
+from falaj.api.mlflow.filters import FilterRow, ItemPage, cut_page, filter_items
+from falaj.api.mlflow.resource_refs import require_experiment_ref
 from falaj.core.errors import Conflict, Invalid, NotFound
 from falaj.core.ref import Ref
-from falaj.track.names import full_name, ref_of, shown_name
+from falaj.track.name_mapping import to_full_name, to_reference, to_shown_name
 from falaj.track.records import Experiment
-from falaj.track.where import EXPERIMENTS
+from falaj.track.search_language import EXPERIMENT_VOCABULARY
 
-_LOCATION = re.compile(r"mlflow-artifacts:(/[A-Za-z0-9._-]{1,128}){0,16}/?")
-STATES = {"ACTIVE_ONLY": "active", "DELETED_ONLY": "deleted", "ALL": "all"}
+_LOCATION_PATTERN = re.compile(r"mlflow-artifacts:(/[A-Za-z0-9._-]{1,128}){0,16}/?")
+STATE_BY_VIEW_TYPE = {"ACTIVE_ONLY": "active", "DELETED_ONLY": "deleted", "ALL": "all"}
 
 
-class One(Question):
+class ExperimentRequest(MlflowRequest):
     """What names an experiment, and may say something about it."""
 
     experiment_id: str = ""
@@ -27,117 +36,152 @@ class One(Question):
     name: str = ""
     new_name: str = ""
     artifact_location: str = ""
-    tags: list[Pair] = msgspec.field(default_factory=list)
+    tags: list[KeyValue] = msgspec.field(default_factory=list)
     key: str = ""
     value: str = ""
 
 
-class Search(Question):
+class SearchExperimentsRequest(MlflowRequest):
     """experiments/search."""
 
-    max_results: Int = 1000
+    max_results: Int64 = 1000
     page_token: str = ""
     filter: str = ""
     order_by: list[str] = msgspec.field(default_factory=list)
     view_type: str = "ACTIVE_ONLY"
 
 
-def shown(visit: Visit, one: Experiment) -> dict[str, Any]:
+def to_mlflow_experiment(context: MlflowContext, experiment: Experiment) -> dict[str, Any]:
     """An experiment in MLflow's fields."""
     return {
-        "experiment_id": one.id,
-        "name": shown_name(one.title, visit.workspace),
-        "artifact_location": f"mlflow-artifacts:/{one.id}",
-        "lifecycle_stage": one.state,
-        "creation_time": millis(one.made_at),
-        "last_update_time": millis(one.changed_at),
-        "tags": pairs(one.tags),
+        "experiment_id": experiment.id,
+        "name": to_shown_name(experiment.title, context.workspace),
+        "artifact_location": f"mlflow-artifacts:/{experiment.id}",
+        "lifecycle_stage": experiment.state,
+        "creation_time": to_milliseconds(experiment.made_at),
+        "last_update_time": to_milliseconds(experiment.changed_at),
+        "tags": to_key_values(experiment.tags),
     }
 
 
-def _create(visit: Visit, asked: One) -> Any:
-    parts = asked.artifact_location.split("/")
-    if asked.artifact_location and (not _LOCATION.fullmatch(asked.artifact_location) or ".." in parts):
+def _create_experiment(context: MlflowContext, request: ExperimentRequest) -> Any:
+    location_parts = request.artifact_location.split("/")
+    if request.artifact_location and (
+        not _LOCATION_PATTERN.fullmatch(request.artifact_location) or ".." in location_parts
+    ):
         raise Invalid("artefacts do not lie at an address of yours", "leave artifact_location out")
-    full = full_name(asked.name, visit.workspace)
-    if _find(visit, full) is not None:
-        raise Conflict(f"there is an experiment {full[:80]!r}", "use it, or choose another name")
-    ref = ref_of("experiment", full)
-    while visit.look("track", "experiment", name=ref) is not None:
+    qualified_name = to_full_name(request.name, context.workspace)
+    if _find_experiment(context, qualified_name) is not None:
+        raise Conflict(f"there is an experiment {qualified_name[:80]!r}", "use it, or choose another name")
+    ref = to_reference("experiment", qualified_name)
+    while context.look("track", "experiment", name=ref) is not None:
         # The reference is an experiment's that was renamed since; the record keeps which text is whose.
-        ref = ref_of("experiment", f"{full}\n{ref}")
-    made: Experiment = visit.call("track", "create", name=ref, title=full, tags=mapping(asked.tags))
-    return {"experiment_id": made.id}
+        ref = to_reference("experiment", f"{qualified_name}\n{ref}")
+    experiment: Experiment = context.call(
+        "track", "create", name=ref, title=qualified_name, tags=from_key_values(request.tags)
+    )
+    return {"experiment_id": experiment.id}
 
 
-def _by_name(visit: Visit, asked: One) -> Any:
-    full = full_name(asked.experiment_name, visit.workspace)
-    found = _find(visit, full)
-    if found is None:
-        raise NotFound(f"there is no experiment {full[:80]!r}", "mlflow.create_experiment() makes one")
-    return {"experiment": shown(visit, found)}
+def _get_experiment_by_name(context: MlflowContext, request: ExperimentRequest) -> Any:
+    qualified_name = to_full_name(request.experiment_name, context.workspace)
+    experiment = _find_experiment(context, qualified_name)
+    if experiment is None:
+        raise NotFound(f"there is no experiment {qualified_name[:80]!r}", "mlflow.create_experiment() makes one")
+    return {"experiment": to_mlflow_experiment(context, experiment)}
 
 
-def _find(visit: Visit, full: str) -> Experiment | None:
+def _find_experiment(context: MlflowContext, qualified_name: str) -> Experiment | None:
     """The experiment of that text: its title or, of one made by another client of ours, its reference."""
-    if full == "Default":
-        experiment_ref(visit, "0")
-    desk: Any = visit.house.desks["track"]
+    if qualified_name == "Default":
+        require_experiment_ref(context, "0")
+    tracking_service: Any = context.house.desks["track"]
     # Two projects may use the same title: an experiment that the caller may not see is as if it were not there.
-    for ref in desk.find_titled(visit.ctx.tenant, full):
-        titled: Experiment | None = visit.look("track", "experiment", name=ref)
-        if titled is not None:
-            return titled
-    named: Experiment | None = visit.look("track", "experiment", name=ref_of("experiment", full))
-    return named if named is not None and named.title == named.ref.name else None
+    for ref in tracking_service.find_titled(context.ctx.tenant, qualified_name):
+        experiment: Experiment | None = context.look("track", "experiment", name=ref)
+        if experiment is not None:
+            return experiment
+    experiment_by_ref: Experiment | None = context.look(
+        "track", "experiment", name=to_reference("experiment", qualified_name)
+    )
+    return (
+        experiment_by_ref
+        if experiment_by_ref is not None and experiment_by_ref.title == experiment_by_ref.ref.name
+        else None
+    )
 
 
-def _search(visit: Visit, asked: Search) -> Any:
+def _search_experiments(context: MlflowContext, request: SearchExperimentsRequest) -> Any:
     with suppress(NotFound):  # who may not create experiment 0 sees the experiments that exist
-        experiment_ref(visit, "0")
-    found = visit.all("track", "experiments", "experiments", state=STATES.get(asked.view_type, "active"))
-    sights = [Sight(one, shown(visit, one), one.tags) for one in found]
-    order = asked.order_by or ["creation_time DESC", "experiment_id ASC"]
-    picked: Page[Experiment] = page_of(chosen(sights, EXPERIMENTS, asked.filter, order), asked)
-    return {"experiments": [shown(visit, one) for one in picked.items], "next_page_token": picked.next}
+        require_experiment_ref(context, "0")
+    experiments = context.all(
+        "track", "experiments", "experiments", state=STATE_BY_VIEW_TYPE.get(request.view_type, "active")
+    )
+    filter_rows = [
+        FilterRow(experiment, to_mlflow_experiment(context, experiment), experiment.tags) for experiment in experiments
+    ]
+    order = request.order_by or ["creation_time DESC", "experiment_id ASC"]
+    page: ItemPage[Experiment] = cut_page(
+        filter_items(filter_rows, EXPERIMENT_VOCABULARY, request.filter, order), request
+    )
+    return {
+        "experiments": [to_mlflow_experiment(context, experiment) for experiment in page.items],
+        "next_page_token": page.next,
+    }
 
 
-def _get(visit: Visit, asked: One) -> Any:
-    return {"experiment": shown(visit, visit.call("track", "experiment", name=_ref(visit, asked)))}
+def _get_experiment(context: MlflowContext, request: ExperimentRequest) -> Any:
+    return {
+        "experiment": to_mlflow_experiment(
+            context, context.call("track", "experiment", name=_require_experiment_ref(context, request))
+        )
+    }
 
 
-def _change(visit: Visit, asked: One, **changes: Any) -> Any:
-    return visit.do("track", "change", name=_ref(visit, asked), **changes)
+def _change_experiment(context: MlflowContext, request: ExperimentRequest, **changes: Any) -> Any:
+    return context.do("track", "change", name=_require_experiment_ref(context, request), **changes)
 
 
-def _ref(visit: Visit, asked: One) -> Ref:
-    return experiment_ref(visit, asked.experiment_id)
+def _require_experiment_ref(context: MlflowContext, request: ExperimentRequest) -> Ref:
+    return require_experiment_ref(context, request.experiment_id)
 
 
 ENDPOINTS = (
-    Endpoint("POST 2.0 experiments/create", "track.create", One, _create),
-    Endpoint("GET 2.0 experiments/get", "track.experiment", One, _get),
-    Endpoint("GET 2.0 experiments/get-by-name", "track.experiment", One, _by_name),
-    Endpoint("POST 2.0 experiments/search", "track.experiments", Search, _search),
-    Endpoint("GET 2.0 experiments/search", "track.experiments", Search, _search),
-    Endpoint(
-        "POST 2.0 experiments/update", "track.change", One,
-        lambda visit, asked: _change(visit, asked, title=full_name(asked.new_name, visit.workspace)),
+    MlflowEndpoint("POST 2.0 experiments/create", "track.create", ExperimentRequest, _create_experiment),
+    MlflowEndpoint("GET 2.0 experiments/get", "track.experiment", ExperimentRequest, _get_experiment),
+    MlflowEndpoint("GET 2.0 experiments/get-by-name", "track.experiment", ExperimentRequest, _get_experiment_by_name),
+    MlflowEndpoint("POST 2.0 experiments/search", "track.experiments", SearchExperimentsRequest, _search_experiments),
+    MlflowEndpoint("GET 2.0 experiments/search", "track.experiments", SearchExperimentsRequest, _search_experiments),
+    MlflowEndpoint(
+        "POST 2.0 experiments/update",
+        "track.change",
+        ExperimentRequest,
+        lambda context, request: _change_experiment(
+            context, request, title=to_full_name(request.new_name, context.workspace)
+        ),
     ),
-    Endpoint(
-        "POST 2.0 experiments/set-experiment-tag", "track.change", One,
-        lambda visit, asked: _change(visit, asked, tags={asked.key: asked.value}),
+    MlflowEndpoint(
+        "POST 2.0 experiments/set-experiment-tag",
+        "track.change",
+        ExperimentRequest,
+        lambda context, request: _change_experiment(context, request, tags={request.key: request.value}),
     ),
-    Endpoint(
-        "POST 2.0 experiments/delete-experiment-tag", "track.change", One,
-        lambda visit, asked: _change(visit, asked, drop=(asked.key,)),
+    MlflowEndpoint(
+        "POST 2.0 experiments/delete-experiment-tag",
+        "track.change",
+        ExperimentRequest,
+        lambda context, request: _change_experiment(context, request, drop=(request.key,)),
     ),
-    Endpoint(
-        "POST 2.0 experiments/delete", "track.delete", One,
-        lambda visit, asked: visit.do("track", "delete", name=_ref(visit, asked)),
+    MlflowEndpoint(
+        "POST 2.0 experiments/delete",
+        "track.delete",
+        ExperimentRequest,
+        lambda context, request: context.do("track", "delete", name=_require_experiment_ref(context, request)),
     ),
-    Endpoint(
-        "POST 2.0 experiments/restore", "track.restore", One,
-        lambda visit, asked: visit.do("track", "restore", name=_ref(visit, asked)),
+    MlflowEndpoint(
+        "POST 2.0 experiments/restore",
+        "track.restore",
+        ExperimentRequest,
+        lambda context, request: context.do("track", "restore", name=_require_experiment_ref(context, request)),
     ),
-)  # fmt: skip
+)

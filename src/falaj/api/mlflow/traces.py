@@ -8,38 +8,38 @@ from typing import Any
 
 import msgspec
 
-from falaj.api.mlflow.coding import Endpoint, Int, Question, Visit, millis
-from falaj.api.mlflow.filters import TRACES, Page, Sight, chosen, page_of
-from falaj.api.mlflow.ids import experiment_ref, run_ref, trace_ref
+from falaj.api.mlflow.coding import Int64, MlflowContext, MlflowEndpoint, MlflowRequest, to_milliseconds
+from falaj.api.mlflow.filters import TRACE_FIELDS, FilterRow, ItemPage, cut_page, filter_items
+from falaj.api.mlflow.resource_refs import require_experiment_ref, require_run_ref, require_trace_ref
 from falaj.core.errors import Invalid, NotFound
 from falaj.core.ref import Ref
 from falaj.track.traces import Trace
 
-STATES = {"ok": "OK", "error": "ERROR", "running": "IN_PROGRESS"}
-LOCATION = "mlflow.artifactLocation"
-RUN = "mlflow.sourceRun"
-LONGEST = 10_000
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z")
-_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
+MLFLOW_STATE = {"ok": "OK", "error": "ERROR", "running": "IN_PROGRESS"}
+LOCATION_TAG = "mlflow.artifactLocation"
+RUN_KEY = "mlflow.sourceRun"
+MAX_PREVIEW_CHARS = 10_000
+_TIME_PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z")
+_DURATION_PATTERN = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
 
 
-class Experiment(msgspec.Struct):
+class ExperimentLocation(msgspec.Struct):
     """Which experiment."""
 
     experiment_id: str = "0"
 
 
-class Location(msgspec.Struct):
+class TraceLocation(msgspec.Struct):
     """Where a trace belongs."""
 
-    mlflow_experiment: Experiment
+    mlflow_experiment: ExperimentLocation
 
 
-class Info(msgspec.Struct):
+class TraceInfo(msgspec.Struct):
     """What a client says of a trace."""
 
     trace_id: str
-    trace_location: Location
+    trace_location: TraceLocation
     client_request_id: str = ""
     request_preview: str = ""
     response_preview: str = ""
@@ -50,134 +50,158 @@ class Info(msgspec.Struct):
     tags: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Whole(msgspec.Struct):
+class TraceMessage(msgspec.Struct):
     """A trace without its spans."""
 
-    trace_info: Info
+    trace_info: TraceInfo
 
 
-class Start(Question):
+class StartTraceRequest(MlflowRequest):
     """traces."""
 
-    trace: Whole
+    trace: TraceMessage
 
 
-class Search(Question):
+class SearchTracesRequest(MlflowRequest):
     """traces/search."""
 
-    locations: list[Location] = msgspec.field(default_factory=list)
+    locations: list[TraceLocation] = msgspec.field(default_factory=list)
     filter: str = ""
-    max_results: Int = 100
+    max_results: Int64 = 100
     order_by: list[str] = msgspec.field(default_factory=list)
     page_token: str = ""
 
 
-class Some(Question):
+class SelectTracesRequest(MlflowRequest):
     """Traces by id, or by age."""
 
     trace_ids: list[str] = msgspec.field(default_factory=list)
     request_ids: list[str] = msgspec.field(default_factory=list)
     experiment_id: str = "0"
-    max_timestamp_millis: Int = 0
-    max_traces: Int = 0
+    max_timestamp_millis: Int64 = 0
+    max_traces: Int64 = 0
     run_id: str = ""
 
 
-class Tag(Question):
+class TagRequest(MlflowRequest):
     """One tag."""
 
     key: str = ""
     value: str = ""
 
 
-class Assess(Question):
+class AssessmentRequest(MlflowRequest):
     """What somebody thinks of a trace."""
 
     assessment: dict[str, Any]
     update_mask: str = ""
 
 
-def _start(visit: Visit, asked: Start) -> Any:
+def _start_trace(context: MlflowContext, request: StartTraceRequest) -> Any:
     """Keep one; its client sends it when it is over."""
-    info = asked.trace.trace_info
-    facts = {"request": info.request_preview[:LONGEST], "response": info.response_preview[:LONGEST]}
+    info = request.trace.trace_info
+    facts = {"request": info.request_preview[:MAX_PREVIEW_CHARS], "response": info.response_preview[:MAX_PREVIEW_CHARS]}
     facts["client"] = info.client_request_id
-    made = visit.call(
-        "traces", "record", experiment=experiment_ref(visit, info.trace_location.mlflow_experiment.experiment_id),
-        trace=info.trace_id, status=next((ours for ours, theirs in STATES.items() if theirs == info.state), "ok"),
-        started=_moment(info.request_time), lasted_s=_span(info.execution_duration),
-        facts={**info.trace_metadata, **{key: value for key, value in facts.items() if value}}, tags=info.tags,
-    )  # fmt: skip
-    return {"trace": {"trace_info": shown(made)}}
+    recorded_trace = context.call(
+        "traces",
+        "record",
+        experiment=require_experiment_ref(context, info.trace_location.mlflow_experiment.experiment_id),
+        trace=info.trace_id,
+        status=next(
+            (own_state for own_state, mlflow_state in MLFLOW_STATE.items() if mlflow_state == info.state), "ok"
+        ),
+        started=_parse_time(info.request_time),
+        lasted_s=_parse_duration(info.execution_duration),
+        facts={**info.trace_metadata, **{key: value for key, value in facts.items() if value}},
+        tags=info.tags,
+    )
+    return {"trace": {"trace_info": to_mlflow_trace(recorded_trace)}}
 
 
-def _get_some(visit: Visit, asked: Some) -> Any:
-    found = [visit.look("traces", "show", trace=trace_ref(visit, one)) for one in asked.trace_ids[:1000]]
-    return {"trace_infos": [shown(one) for one in found if one is not None]}
+def _get_traces(context: MlflowContext, request: SelectTracesRequest) -> Any:
+    traces = [
+        context.look("traces", "show", trace=require_trace_ref(context, selected))
+        for selected in request.trace_ids[:1000]
+    ]
+    return {"trace_infos": [to_mlflow_trace(selected) for selected in traces if selected is not None]}
 
 
-def _search(visit: Visit, asked: Search) -> Any:
+def _search_traces(context: MlflowContext, request: SearchTracesRequest) -> Any:
     """Those of a filter, in an order, a page at a time; newest first."""
-    places = [experiment_ref(visit, place.mlflow_experiment.experiment_id) for place in asked.locations]
-    found = [one for place in places for one in visit.all("traces", "list", "traces", experiment=place)]
-    order = asked.order_by or ["timestamp_ms DESC"]
-    picked: Page[Trace] = page_of(chosen(map(_sight, found), TRACES, asked.filter, order), asked)
-    return {"traces": [shown(one) for one in picked.items], "next_page_token": picked.next}
+    experiments = [
+        require_experiment_ref(context, experiment.mlflow_experiment.experiment_id) for experiment in request.locations
+    ]
+    traces = [
+        trace for experiment in experiments for trace in context.all("traces", "list", "traces", experiment=experiment)
+    ]
+    order = request.order_by or ["timestamp_ms DESC"]
+    page: ItemPage[Trace] = cut_page(
+        filter_items(map(_to_filter_row, traces), TRACE_FIELDS, request.filter, order), request
+    )
+    return {"traces": [to_mlflow_trace(trace) for trace in page.items], "next_page_token": page.next}
 
 
-def _delete(visit: Visit, asked: Some) -> Any:
+def _delete_traces(context: MlflowContext, request: SelectTracesRequest) -> Any:
     """Those named, or the oldest up to a moment."""
-    refs = [trace_ref(visit, name) for name in asked.request_ids or asked.trace_ids]
-    if not refs and not asked.max_timestamp_millis:
+    refs = [require_trace_ref(context, name) for name in request.request_ids or request.trace_ids]
+    if not refs and not request.max_timestamp_millis:
         raise Invalid("nothing says which traces", "give request_ids or max_timestamp_millis")
     if not refs:
-        every = visit.all("traces", "list", "traces", experiment=experiment_ref(visit, asked.experiment_id))
-        old = [one for one in every if millis(one.started) <= asked.max_timestamp_millis]
-        refs = [one.ref for one in sorted(old, key=lambda one: one.started)[: asked.max_traces or len(old)]]
+        all_traces = context.all(
+            "traces", "list", "traces", experiment=require_experiment_ref(context, request.experiment_id)
+        )
+        old_traces = [trace for trace in all_traces if to_milliseconds(trace.started) <= request.max_timestamp_millis]
+        refs = [
+            trace.ref
+            for trace in sorted(old_traces, key=lambda trace: trace.started)[: request.max_traces or len(old_traces)]
+        ]
     for ref in refs:
-        visit.look("track", "detach", run=ref, path="traces.json")
-        visit.call("traces", "delete", trace=ref)
+        context.look("track", "detach", run=ref, path="traces.json")
+        context.call("traces", "delete", trace=ref)
     return {"traces_deleted": len(refs)}
 
 
-def _link(visit: Visit, asked: Some) -> Any:
-    run_ref(visit, asked.run_id)
-    for one in asked.trace_ids[:100]:
-        visit.call("traces", "change", trace=trace_ref(visit, one), tags={RUN: asked.run_id})
+def _link_to_run(context: MlflowContext, request: SelectTracesRequest) -> Any:
+    require_run_ref(context, request.run_id)
+    for trace_id in request.trace_ids[:100]:
+        context.call("traces", "change", trace=require_trace_ref(context, trace_id), tags={RUN_KEY: request.run_id})
     return {}
 
 
-def _think_again(visit: Visit, asked: Assess) -> Any:
-    wanted = [re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", part.strip()) for part in asked.update_mask.split(",")]
-    fresh = {name: asked.assessment[name] for name in wanted if name in asked.assessment}
-    return _note(visit, visit.named["assessment"], {**_thought(visit), **fresh})
+def _update_assessment(context: MlflowContext, request: AssessmentRequest) -> Any:
+    field_names = [
+        re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", field_path.strip())
+        for field_path in request.update_mask.split(",")
+    ]
+    changed_fields = {name: request.assessment[name] for name in field_names if name in request.assessment}
+    return _store_assessment(context, context.named["assessment"], {**_require_assessment(context), **changed_fields})
 
 
-def shown(one: Trace) -> dict[str, Any]:
+def to_mlflow_trace(trace: Trace) -> dict[str, Any]:
     """A trace in MLflow's fields. Its tag says where its spans are."""
-    place = f"mlflow-artifacts:/{one.experiment_id}/traces/{one.ref.name}/artifacts"
+    artifact_uri = f"mlflow-artifacts:/{trace.experiment_id}/traces/{trace.ref.name}/artifacts"
     info = {
-        "trace_id": one.ref.name,
-        "trace_location": {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": one.experiment_id}},
-        "request_preview": one.request,
-        "response_preview": one.response,
-        "request_time": _stamp(one.started),
-        "execution_duration": f"{one.lasted_s:.3f}s",
-        "state": STATES[one.status],
-        "trace_metadata": one.facts,
-        "tags": {**one.tags, LOCATION: place},
-        "assessments": [assessment for note in one.notes.values() if (assessment := _decode_note(note))],
+        "trace_id": trace.ref.name,
+        "trace_location": {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": trace.experiment_id}},
+        "request_preview": trace.request,
+        "response_preview": trace.response,
+        "request_time": _format_time(trace.started),
+        "execution_duration": f"{trace.lasted_s:.3f}s",
+        "state": MLFLOW_STATE[trace.status],
+        "trace_metadata": trace.facts,
+        "tags": {**trace.tags, LOCATION_TAG: artifact_uri},
+        "assessments": [assessment for note in trace.notes.values() if (assessment := _decode_note(note))],
     }
-    return info | ({"client_request_id": one.client} if one.client else {})
+    return info | ({"client_request_id": trace.client} if trace.client else {})
 
 
-def _ref(visit: Visit) -> Ref:
-    return trace_ref(visit, visit.named["trace"])
+def _require_trace_ref(context: MlflowContext) -> Ref:
+    return require_trace_ref(context, context.named["trace"])
 
 
-def _one(visit: Visit) -> Trace:
-    found: Trace = visit.call("traces", "show", trace=_ref(visit))
-    return found
+def _get_trace(context: MlflowContext) -> Trace:
+    trace: Trace = context.call("traces", "show", trace=_require_trace_ref(context))
+    return trace
 
 
 def _decode_note(note: str) -> dict[str, Any]:
@@ -188,96 +212,116 @@ def _decode_note(note: str) -> dict[str, Any]:
         return {}
 
 
-def _thought(visit: Visit) -> dict[str, Any]:
-    assessment = _decode_note(_one(visit).notes.get(visit.named["assessment"], ""))
+def _require_assessment(context: MlflowContext) -> dict[str, Any]:
+    assessment = _decode_note(_get_trace(context).notes.get(context.named["assessment"], ""))
     if not assessment:
         raise NotFound("there is no such assessment", "the trace lists its own")
     return assessment
 
 
-def _note(visit: Visit, name: str, said: dict[str, Any]) -> Any:
-    now = _stamp(visit.ctx.now())
-    kept = {"create_time": now, "valid": True, **said, "last_update_time": now}
-    kept |= {"assessment_id": name, "trace_id": visit.named["trace"]}
-    visit.call("traces", "change", trace=_ref(visit), notes={name: msgspec.json.encode(kept).decode()})
-    return {"assessment": kept}
+def _store_assessment(context: MlflowContext, name: str, fields: dict[str, Any]) -> Any:
+    now = _format_time(context.ctx.now())
+    assessment = {"create_time": now, "valid": True, **fields, "last_update_time": now}
+    assessment |= {"assessment_id": name, "trace_id": context.named["trace"]}
+    context.call(
+        "traces", "change", trace=_require_trace_ref(context), notes={name: msgspec.json.encode(assessment).decode()}
+    )
+    return {"assessment": assessment}
 
 
-def _sight(one: Trace) -> Sight:
-    when, lasted = millis(one.started), round(one.lasted_s * 1000)
+def _to_filter_row(trace: Trace) -> FilterRow:
+    started_ms, duration_ms = to_milliseconds(trace.started), round(trace.lasted_s * 1000)
     attributes = {
-        "name": one.tags.get("mlflow.traceName", ""), "status": STATES[one.status], "timestamp_ms": when,
-        "timestamp": when, "execution_time_ms": lasted, "end_time_ms": when + lasted, "request_id": one.ref.name,
-        "run_id": one.facts.get(RUN) or one.tags.get(RUN), "client_request_id": one.client or None,
-    }  # fmt: skip
-    thoughts = tuple(_thoughts(_decode_note(note)) for note in one.notes.values())
-    return Sight(one, attributes, one.tags, params=one.facts, datasets=thoughts)
+        "name": trace.tags.get("mlflow.traceName", ""),
+        "status": MLFLOW_STATE[trace.status],
+        "timestamp_ms": started_ms,
+        "timestamp": started_ms,
+        "execution_time_ms": duration_ms,
+        "end_time_ms": started_ms + duration_ms,
+        "request_id": trace.ref.name,
+        "run_id": trace.facts.get(RUN_KEY) or trace.tags.get(RUN_KEY),
+        "client_request_id": trace.client or None,
+    }
+    assessment_rows = tuple(_to_assessment_row(_decode_note(note)) for note in trace.notes.values())
+    return FilterRow(trace, attributes, trace.tags, params=trace.facts, datasets=assessment_rows)
 
 
-def _thoughts(note: dict[str, Any]) -> dict[str, str]:
+def _to_assessment_row(note: dict[str, Any]) -> dict[str, str]:
     """What somebody found, as filters compare it: a text as it is, anything else as JSON writes it."""
-    said = {kind: note[kind].get("value") for kind in ("feedback", "expectation") if isinstance(note.get(kind), dict)}
+    value_by_kind = {
+        kind: note[kind].get("value") for kind in ("feedback", "expectation") if isinstance(note.get(kind), dict)
+    }
     return {
         f"{kind}.{note.get('assessment_name', '')}": value if isinstance(value, str) else json.dumps(value)
-        for kind, value in said.items()
+        for kind, value in value_by_kind.items()
         if value is not None and note.get("valid", True)
     }
 
 
-def _moment(text: str) -> float:
-    found = _TIME.fullmatch(text)
-    if not text or found is None:
+def _parse_time(text: str) -> float:
+    time_match = _TIME_PATTERN.fullmatch(text)
+    if not text or time_match is None:
         return 0.0
-    return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp() + float(found[2] or 0)
+    return datetime.fromisoformat(time_match[1]).replace(tzinfo=UTC).timestamp() + float(time_match[2] or 0)
 
 
-def _span(text: str) -> float:
-    found = _SPAN.fullmatch(text)
-    return float(found[1]) if found else 0.0
+def _parse_duration(text: str) -> float:
+    duration_match = _DURATION_PATTERN.fullmatch(text)
+    return float(duration_match[1]) if duration_match else 0.0
 
 
-def _stamp(at: float) -> str:
-    return datetime.fromtimestamp(round(at, 3), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _format_time(unix_time: float) -> str:
+    return datetime.fromtimestamp(round(unix_time, 3), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _change(visit: Visit, **changes: Any) -> Any:
-    return visit.do("traces", "change", trace=_ref(visit), **changes)
+def _change_trace(context: MlflowContext, **changes: Any) -> Any:
+    return context.do("traces", "change", trace=_require_trace_ref(context), **changes)
 
 
-def _set_tag(visit: Visit, asked: Tag) -> Any:
-    return _change(visit, tags={asked.key: asked.value})
+def _set_tag(context: MlflowContext, request: TagRequest) -> Any:
+    return _change_trace(context, tags={request.key: request.value})
 
 
-def _delete_tag(visit: Visit, asked: Tag) -> Any:
-    return _change(visit, drop=(asked.key,))
+def _delete_tag(context: MlflowContext, request: TagRequest) -> Any:
+    return _change_trace(context, drop=(request.key,))
 
 
 ENDPOINTS = (
-    Endpoint("POST 3.0 traces", "traces.record", Start, _start),
-    Endpoint(
-        "GET 3.0 traces/{trace}", "traces.show", Question,
-        lambda visit, _: {"trace": {"trace_info": shown(_one(visit))}},
+    MlflowEndpoint("POST 3.0 traces", "traces.record", StartTraceRequest, _start_trace),
+    MlflowEndpoint(
+        "GET 3.0 traces/{trace}",
+        "traces.show",
+        MlflowRequest,
+        lambda context, _: {"trace": {"trace_info": to_mlflow_trace(_get_trace(context))}},
     ),
-    Endpoint("POST 3.0 traces/batchGetInfos", "traces.show", Some, _get_some),
-    Endpoint("POST 3.0 traces/search", "traces.list", Search, _search),
-    Endpoint("POST 2.0 traces/delete-traces", "traces.delete", Some, _delete),
-    Endpoint("POST 3.0 traces/delete-traces", "traces.delete", Some, _delete),
-    Endpoint("PATCH 2.0 traces/{trace}/tags", "traces.change", Tag, _set_tag),
-    Endpoint("PATCH 3.0 traces/{trace}/tags", "traces.change", Tag, _set_tag),
-    Endpoint("DELETE 2.0 traces/{trace}/tags", "traces.change", Tag, _delete_tag),
-    Endpoint("DELETE 3.0 traces/{trace}/tags", "traces.change", Tag, _delete_tag),
-    Endpoint("POST 2.0 traces/link-to-run", "traces.change", Some, _link),
-    Endpoint(
-        "POST 3.0 traces/{trace}/assessments", "traces.change", Assess,
-        lambda visit, asked: _note(visit, f"a-{uuid.uuid4().hex}", asked.assessment),
+    MlflowEndpoint("POST 3.0 traces/batchGetInfos", "traces.show", SelectTracesRequest, _get_traces),
+    MlflowEndpoint("POST 3.0 traces/search", "traces.list", SearchTracesRequest, _search_traces),
+    MlflowEndpoint("POST 2.0 traces/delete-traces", "traces.delete", SelectTracesRequest, _delete_traces),
+    MlflowEndpoint("POST 3.0 traces/delete-traces", "traces.delete", SelectTracesRequest, _delete_traces),
+    MlflowEndpoint("PATCH 2.0 traces/{trace}/tags", "traces.change", TagRequest, _set_tag),
+    MlflowEndpoint("PATCH 3.0 traces/{trace}/tags", "traces.change", TagRequest, _set_tag),
+    MlflowEndpoint("DELETE 2.0 traces/{trace}/tags", "traces.change", TagRequest, _delete_tag),
+    MlflowEndpoint("DELETE 3.0 traces/{trace}/tags", "traces.change", TagRequest, _delete_tag),
+    MlflowEndpoint("POST 2.0 traces/link-to-run", "traces.change", SelectTracesRequest, _link_to_run),
+    MlflowEndpoint(
+        "POST 3.0 traces/{trace}/assessments",
+        "traces.change",
+        AssessmentRequest,
+        lambda context, request: _store_assessment(context, f"a-{uuid.uuid4().hex}", request.assessment),
     ),
-    Endpoint(
-        "GET 3.0 traces/{trace}/assessments/{assessment}", "traces.show", Question,
-        lambda visit, _: {"assessment": _thought(visit)},
+    MlflowEndpoint(
+        "GET 3.0 traces/{trace}/assessments/{assessment}",
+        "traces.show",
+        MlflowRequest,
+        lambda context, _: {"assessment": _require_assessment(context)},
     ),
-    Endpoint("PATCH 3.0 traces/{trace}/assessments/{assessment}", "traces.change", Assess, _think_again),
-    Endpoint(
-        "DELETE 3.0 traces/{trace}/assessments/{assessment}", "traces.change", Question,
-        lambda visit, _: _change(visit, notes={visit.named["assessment"]: ""}),
+    MlflowEndpoint(
+        "PATCH 3.0 traces/{trace}/assessments/{assessment}", "traces.change", AssessmentRequest, _update_assessment
     ),
-)  # fmt: skip
+    MlflowEndpoint(
+        "DELETE 3.0 traces/{trace}/assessments/{assessment}",
+        "traces.change",
+        MlflowRequest,
+        lambda context, _: _change_trace(context, notes={context.named["assessment"]: ""}),
+    ),
+)

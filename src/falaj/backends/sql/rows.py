@@ -4,58 +4,60 @@ from collections.abc import Sequence
 from typing import Any
 
 from falaj.backends.sql import statements as sql
-from falaj.core.errors import Stale
-from falaj.core.ports import Key, Row
+from falaj.core.errors import StaleRevision
+from falaj.core.ports import RecordKey, StoredRow
 
 
-class RowWrites:
+class RowWriteMixin:
     """What a write transaction of either engine shares; the engine gives the four ways to run a statement."""
 
     __slots__ = ()
 
-    def put(self, row: Row, rev: int) -> None:
-        """Write over revision `rev`, or Stale."""
-        key, text = sql.key_values(row.key), sql.terms_text(row.terms)
-        self._ready()
+    def put(self, row: StoredRow, rev: int) -> None:
+        """Write over revision `rev`, or StaleRevision."""
+        key, terms_text = sql.get_key_values(row.key), sql.encode_terms(row.terms)
+        self._prepare_change()
         if rev == 0:
-            if not self.count(sql.INSERT, (*key, row.rev, row.cell, row.body, row.at, text)):
-                raise Stale(f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry")
+            if not self.count(sql.INSERT_RECORD, (*key, row.rev, row.cell, row.body, row.at, terms_text)):
+                raise StaleRevision(
+                    f"{row.key.kind} {row.key.project}/{row.key.name} exists already", "read it and retry"
+                )
             if row.terms:
-                self.many(sql.ADD_TERM, sql.term_rows(row.key, row.terms))
+                self.many(sql.INSERT_TERM, sql.make_term_rows(row.key, row.terms))
             return
-        old = self._old_terms(row.key, rev)
-        self.count(sql.UPDATE, (row.rev, row.cell, row.body, row.at, text, *key, rev))
-        if old != text:
-            sql.changed_terms(row.key, sql.terms_of(old), row.terms, self.many)
+        old_terms = self._read_old_terms(row.key, rev)
+        self.count(sql.UPDATE_RECORD, (row.rev, row.cell, row.body, row.at, terms_text, *key, rev))
+        if old_terms != terms_text:
+            sql.update_terms(row.key, sql.decode_terms(old_terms), row.terms, self.many)
 
-    def delete(self, key: Key, rev: int) -> None:
-        """Remove the row at revision `rev`, or Stale."""
-        self._ready()
-        sql.changed_terms(key, sql.terms_of(self._old_terms(key, rev)), (), self.many)
-        self.count(sql.DELETE, (*sql.key_values(key), rev))
+    def delete(self, key: RecordKey, rev: int) -> None:
+        """Remove the row at revision `rev`, or StaleRevision."""
+        self._prepare_change()
+        sql.update_terms(key, sql.decode_terms(self._read_old_terms(key, rev)), (), self.many)
+        self.count(sql.DELETE_RECORD, (*sql.get_key_values(key), rev))
 
-    def _old_terms(self, key: Key, rev: int) -> str:
-        rows = self.run(sql.OLD_TERMS, (*sql.key_values(key), rev))
+    def _read_old_terms(self, key: RecordKey, rev: int) -> str:
+        rows = self.run(sql.SELECT_TERMS, (*sql.get_key_values(key), rev))
         if not rows:
-            raise stale(key, rev)
-        text: str = rows[0][0]
-        return text
+            raise stale_revision_error(key, rev)
+        terms_text: str = rows[0][0]
+        return terms_text
 
-    def _ready(self) -> None:
+    def _prepare_change(self) -> None:
         """Before the first change of a transaction."""
         raise NotImplementedError
 
-    def run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+    def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of one statement."""
         raise NotImplementedError
 
-    def count(self, text: str, values: Sequence[Any]) -> int:
+    def count(self, statement: str, values: Sequence[Any]) -> int:
         raise NotImplementedError
 
-    def many(self, text: str, rows: list[tuple[str, ...]]) -> None:
+    def many(self, statement: str, rows: list[tuple[str, ...]]) -> None:
         raise NotImplementedError
 
 
-def stale(key: Key, rev: int) -> Stale:
+def stale_revision_error(key: RecordKey, rev: int) -> StaleRevision:
     """Somebody wrote first."""
-    return Stale(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")
+    return StaleRevision(f"{key.kind} {key.project}/{key.name} is not at revision {rev}", "read it again and retry")

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from falaj.core.errors import Unavailable
-from falaj.core.replica import Replica
+from falaj.core.replica_info import ReplicaInfo
 
 # {text} sorts by bytes on every engine, so that pages and cursors agree. How the log lies is each engine's own affair;
 # the place of an event is (epoch, xid, seq) on all of them. A restore begins a new epoch, so cursors handed out before
 # it stay true wherever the log stands then.
-STEPS: tuple[tuple[str, ...], ...] = (
+SCHEMA_STEPS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE records (
             tenant {text} NOT NULL, kind {text} NOT NULL, project {text} NOT NULL, name {text} NOT NULL,
@@ -36,18 +36,18 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     (),
 )
-CONTRACTS: frozenset[int] = frozenset()
+CONTRACTING_STEPS: frozenset[int] = frozenset()
 """Steps that take away what programs of a lower schema use, by number (the first step is 1)."""
-NEWEST = len(STEPS)
+NEWEST_VERSION = len(SCHEMA_STEPS)
 
-META = "CREATE TABLE IF NOT EXISTS meta (name {text} NOT NULL PRIMARY KEY, value {int} NOT NULL)"
-NUMBERS = "SELECT name, value FROM meta WHERE name IN ('schema', 'oldest')"
-SET = """INSERT INTO meta (name, value) VALUES ('{name}', {value})
+CREATE_META = "CREATE TABLE IF NOT EXISTS meta (name {text} NOT NULL PRIMARY KEY, value {int} NOT NULL)"
+SELECT_NUMBERS = "SELECT name, value FROM meta WHERE name IN ('schema', 'oldest')"
+SET_NUMBER = """INSERT INTO meta (name, value) VALUES ('{name}', {value})
     ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
-LIVE = "SELECT owner FROM leases WHERE name >= 'replica:' AND name < 'replica;' AND until > ?"
+SELECT_LIVE_REPLICAS = "SELECT owner FROM leases WHERE name >= 'replica:' AND name < 'replica;' AND until > ?"
 
 
-class Step(NamedTuple):
+class SchemaStep(NamedTuple):
     """One step as an engine takes it, the mark that it was taken at the end."""
 
     statements: list[str]
@@ -55,30 +55,40 @@ class Step(NamedTuple):
     """True when it makes indexes and nothing else, which an engine may be able to do beside its writers."""
 
 
-def pending(
-    found: Mapping[str, int],
+def list_pending_steps(
+    schema_numbers: Mapping[str, int],
     dialect: Mapping[str, str],
-    log: Sequence[Sequence[str]],
-    live: Iterable[str] = (),
-    upto: int = NEWEST,
-) -> list[Step]:
-    """The steps that lead from the store's numbers to `upto`; Unavailable when this program is too old for the store.
+    log_steps: Sequence[Sequence[str]],
+    live_replicas: Iterable[str] = (),
+    target_version: int = NEWEST_VERSION,
+) -> list[SchemaStep]:
+    """The steps that lead from the store's numbers to `target_version`; Unavailable when this program is too old for
+    the store.
 
-    `log` has the engine's own statements for its log, for each of the steps; `live` are the replicas that are there.
+    `log_steps` has the engine's own statements for its log, for each of the steps; `live_replicas` are the replicas
+    that are there.
     """
-    version, oldest = found.get("schema", 0), found.get("oldest", 0)
-    if version > upto and oldest > upto:
+    version, oldest = schema_numbers.get("schema", 0), schema_numbers.get("oldest", 0)
+    if version > target_version and oldest > target_version:
         raise Unavailable(
-            f"the store has schema {version}, for programs that know {oldest}, and this one knows up to {upto}",
+            f"the store has schema {version}, for programs that know "
+            f"{oldest}, and this one knows up to {target_version}",
             "upgrade this installation, then start it again",
         )
-    least = min((Replica.decode(owner).schema for owner in live), default=upto)
+    min_replica_schema = min((ReplicaInfo.decode(owner).schema for owner in live_replicas), default=target_version)
     steps = []
-    for number, (shared, own) in enumerate(zip(STEPS[version:upto], log[version:upto], strict=True), version + 1):
-        if number in CONTRACTS and least < number:
+    for number, (shared_statements, own_statements) in enumerate(
+        zip(SCHEMA_STEPS[version:target_version], log_steps[version:target_version], strict=True), version + 1
+    ):
+        if number in CONTRACTING_STEPS and min_replica_schema < number:
             break
-        texts = [*(statement.format_map(dialect) for statement in shared), *own]
-        indexes = all(text.startswith("CREATE INDEX ") for text in texts)
-        marks = {"schema": number} | ({"oldest": number} if number in CONTRACTS else {})
-        steps.append(Step([*texts, *(SET.format(name=name, value=value) for name, value in marks.items())], indexes))
+        statements = [*(statement.format_map(dialect) for statement in shared_statements), *own_statements]
+        only_creates_indexes = all(text.startswith("CREATE INDEX ") for text in statements)
+        new_numbers = {"schema": number} | ({"oldest": number} if number in CONTRACTING_STEPS else {})
+        steps.append(
+            SchemaStep(
+                [*statements, *(SET_NUMBER.format(name=name, value=value) for name, value in new_numbers.items())],
+                only_creates_indexes,
+            )
+        )
     return steps

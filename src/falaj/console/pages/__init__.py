@@ -5,13 +5,13 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from falaj.console.page import Page, Route
-from falaj.core.errors import NotFound, lacking
+from falaj.console.page import Page, PageRoute
+from falaj.core.errors import NotFound, missing_package_error
 
 if TYPE_CHECKING:
-    from falaj.console.view import View
+    from falaj.console.page_view import PageView
 
-ROOMS = (
+SECTIONS = (
     "home",
     "find",
     "catalog",
@@ -32,46 +32,46 @@ ROOMS = (
     "audit",
 )
 """The first piece of an address, and the module of its pages."""
-MAKERS = {"demo": "falaj.console.pages.home.demo"}
+MULTI_STEP_ACTIONS = {"demo": "falaj.console.pages.home.demo"}
 """What takes several verbs in a row, at /console/make/<name>: modules whose `make(view)` gives the address to go to."""
 
 
 @cache
-def routes(room: str) -> tuple[Route, ...]:
+def load_routes(section: str) -> tuple[PageRoute, ...]:
     """The pages of one room."""
     try:
-        found: tuple[Route, ...] = import_module(f"falaj.console.pages.{room}").ROUTES
+        section_routes: tuple[PageRoute, ...] = import_module(f"falaj.console.pages.{section}").ROUTES
     except ModuleNotFoundError as error:
-        raise lacking(room, room, error) from error
-    return found
+        raise missing_package_error(section, section, error) from error
+    return section_routes
 
 
-def teller(desk: str, verb: str) -> "Callable[[View, Any, str], Page] | None":
+def find_result_renderer(service_name: str, operation_name: str) -> "Callable[[PageView, Any, str], Page] | None":
     """How the pages of a desk tell what a verb gave (their OUTCOMES), with the address to go back to."""
-    module = import_module(f"falaj.console.pages.{desk}") if desk in ROOMS else None
-    found: Callable[[View, Any, str], Page] | None = getattr(module, "OUTCOMES", {}).get(verb)
-    return found
+    module = import_module(f"falaj.console.pages.{service_name}") if service_name in SECTIONS else None
+    renderer: Callable[[PageView, Any, str], Page] | None = getattr(module, "OUTCOMES", {}).get(operation_name)
+    return renderer
 
 
-def every_route() -> tuple[Route, ...]:
+def list_routes() -> tuple[PageRoute, ...]:
     """All pages there are."""
-    return tuple(route for room in ROOMS for route in routes(room))
+    return tuple(route for section in SECTIONS for route in load_routes(section))
 
 
-def find(pieces: list[str]) -> tuple[Route, dict[str, str]]:
+def find_page(path_parts: list[str]) -> tuple[PageRoute, dict[str, str]]:
     """The page at an address, and what its pieces mean."""
-    room = pieces[0] if pieces else "home"
-    if room in ROOMS:
-        for route in routes(room):
-            args = route.match(pieces)
-            if args is not None:
-                return route, args
+    section = path_parts[0] if path_parts else "home"
+    if section in SECTIONS:
+        for route in load_routes(section):
+            path_params = route.match(path_parts)
+            if path_params is not None:
+                return route, path_params
     raise NotFound("there is no page at this address", "follow a link of the navigation")
 
 
-def maker(name: str) -> "Callable[[View], str]":
+def find_multi_step_action(name: str) -> "Callable[[PageView], str]":
     """What makes something of several verbs."""
-    if name not in MAKERS:
+    if name not in MULTI_STEP_ACTIONS:
         raise NotFound("there is nothing to make at this address", "load the page again")
-    found: Callable[[View], str] = import_module(MAKERS[name]).make
-    return found
+    run_action: Callable[[PageView], str] = import_module(MULTI_STEP_ACTIONS[name]).make
+    return run_action

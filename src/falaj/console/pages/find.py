@@ -3,107 +3,138 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from falaj.console import parts
-from falaj.console.markup import EMPTY, Html, h, join
-from falaj.console.page import Page, Route, href
-from falaj.console.view import View
+from falaj.console import components
+from falaj.console.markup import EMPTY, Html, h, join_html
+from falaj.console.page import Page, PageRoute, build_resource_url
+from falaj.console.page_view import PageView
 from falaj.core.errors import FalajError
 from falaj.core.ref import Ref
 
-_EACH, _SOME, _LOOKED = 8, 60, 200
-Hit = tuple[Ref, str, str]
+_MAX_HITS_SHOWN, _CATALOG_LIMIT, _LIST_LIMIT = 8, 60, 200
+SearchHit = tuple[Ref, str, str]
 """A thing, what else is known of it in a word, and its state."""
 
 
-def find(view: View) -> Page:
+def render_search_page(view: PageView) -> Page:
     """What is called so, of every kind."""
     t, text = view.t, view.query("q").strip()[:100]
-    form = parts.filters(view, (parts.Field("q", t("find.what"), "search"),))
+    search_form = components.filter_form(view, (components.FormField("q", t("find.what"), "search"),))
     if not text:
-        return Page(t("console.search"), join(form, parts.empty(view, t("find.ask"), t("find.ask_hint"))))
-    found = [_group(view, name, text, look) for name, look in ROOMS]
-    shown = join(found) or parts.empty(view, t("find.nothing", text=text), t("find.nothing_hint"))
-    return Page(t("console.search"), join(form, _exact(view, text), shown and parts.cards(shown)))
+        return Page(
+            t("console.search"), join_html(search_form, components.empty_state(view, t("find.ask"), t("find.ask_hint")))
+        )
+    groups = [_render_group(view, name, text, run_search) for name, run_search in SEARCHES]
+    results = join_html(groups) or components.empty_state(view, t("find.nothing", text=text), t("find.nothing_hint"))
+    return Page(
+        t("console.search"),
+        join_html(search_form, _render_exact_match(view, text), results and components.card_grid(results)),
+    )
 
 
-def _exact(view: View, text: str) -> Html:
+def _render_exact_match(view: PageView, text: str) -> Html:
     """A reference that somebody pasted leads straight to its page."""
     try:
         ref = Ref.parse(text)
     except FalajError:
         return EMPTY
-    return h.p(view.t("find.go"), " ", parts.ref(view, ref))
+    return h.p(view.t("find.go"), " ", components.ref_link(view, ref))
 
 
-def _group(view: View, name: str, text: str, look: Callable[[View, str], Iterable[Hit]]) -> Html:
+def _render_group(
+    view: PageView, name: str, text: str, run_search: Callable[[PageView, str], Iterable[SearchHit]]
+) -> Html:
     """The hits of one room; a room that the reader may not see has none."""
     try:
-        hits = list(look(view, text))
+        hits = list(run_search(view, text))
     except FalajError:
         return EMPTY
     if not hits:
         return EMPTY
     rows = [
-        h.li(h.a(h.bdi(shown(ref, word)), href=href(ref), class_="ref"), " ",
-             parts.badge(view, state) if state else None,
-             h.div(h.bdi(ref.project), f" · {word}" if word and word != shown(ref, word) else "", class_="soft small"))
-        for ref, word, state in hits[:_EACH]
-    ]  # fmt: skip
-    more = h.p(view.t("find.more", n=len(hits) - _EACH), class_="soft") if len(hits) > _EACH else None
-    return parts.card(view.t.of("find.group", name), h.ul(rows, class_="plain-list"), more, id=f"found-{name}")
+        h.li(
+            h.a(h.bdi(get_hit_name(ref, description)), href=build_resource_url(ref), class_="ref"),
+            " ",
+            components.badge(view, state) if state else None,
+            h.div(
+                h.bdi(ref.project),
+                f" · {description}" if description and description != get_hit_name(ref, description) else "",
+                class_="soft small",
+            ),
+        )
+        for ref, description, state in hits[:_MAX_HITS_SHOWN]
+    ]
+    more_note = (
+        h.p(view.t("find.more", n=len(hits) - _MAX_HITS_SHOWN), class_="soft") if len(hits) > _MAX_HITS_SHOWN else None
+    )
+    return components.card(
+        view.t.of("find.group", name), h.ul(rows, class_="plain-list"), more_note, id=f"found-{name}"
+    )
 
 
-def shown(ref: Ref, word: str) -> str:
+def get_hit_name(ref: Ref, description: str) -> str:
     """What a hit is called: a run by its title, all else by its name."""
-    return word if ref.kind == "run" and word else ref.name
+    return description if ref.kind == "run" and description else ref.name
 
 
-def fits(text: str, *words: object) -> bool:
+def matches_text(text: str, *values: object) -> bool:
     """Whether every word that was typed is in what is known of a thing."""
-    known = " ".join(map(str, words)).casefold()
-    return all(word in known for word in text.casefold().split())
+    searched_text = " ".join(map(str, values)).casefold()
+    return all(word in searched_text for word in text.casefold().split())
 
 
-def _catalog(kind: str) -> Callable[[View, str], Iterable[Hit]]:
-    def look(view: View, text: str) -> Iterable[Hit]:
-        first = max(text.split(), key=len)
-        page = view.here.catalog.list(kind=kind, search=first.rpartition("/")[2], limit=_SOME)
-        return [(one.ref.bare, one.message[:60], "") for one in page.versions if fits(text, one.ref)]
+def _make_catalog_search(kind: str) -> Callable[[PageView, str], Iterable[SearchHit]]:
+    def search_catalog(view: PageView, text: str) -> Iterable[SearchHit]:
+        longest_word = max(text.split(), key=len)
+        page = view.here.catalog.list(kind=kind, search=longest_word.rpartition("/")[2], limit=_CATALOG_LIMIT)
+        return [
+            (version.ref.bare, version.message[:60], "") for version in page.versions if matches_text(text, version.ref)
+        ]
 
-    return look
-
-
-def _runs(view: View, text: str) -> Iterable[Hit]:
-    safe = text.replace("'", "").replace("%", "").replace("\\", "")
-    page = view.here.track.list(where=f"attributes.run_name ILIKE '%{safe}%'", limit=_EACH + 1)
-    return [(one.ref, one.title, one.status) for one in page.runs]
+    return search_catalog
 
 
-def _experiments(view: View, text: str) -> Iterable[Hit]:
-    page = view.here.track.experiments(limit=_LOOKED)
-    return [(one.ref, one.title[:60], "") for one in page.experiments if fits(text, one.ref, one.title)]
+def _search_runs(view: PageView, text: str) -> Iterable[SearchHit]:
+    escaped_text = text.replace("'", "").replace("%", "").replace("\\", "")
+    page = view.here.track.list(where=f"attributes.run_name ILIKE '%{escaped_text}%'", limit=_MAX_HITS_SHOWN + 1)
+    return [(run.ref, run.title, run.status) for run in page.runs]
 
 
-def _listed(desk: str, verb: str, field: str, **more: Any) -> Callable[[View, str], Iterable[Hit]]:
-    def look(view: View, text: str) -> Iterable[Hit]:
-        given = getattr(getattr(view.here, desk), verb)(**more)
-        some = getattr(given, field) if field else given
-        return [(one.ref.bare, str(getattr(one, "about", ""))[:60], str(getattr(one, "state", "")))
-                for one in some if fits(text, one.ref, getattr(one, "about", ""))]  # fmt: skip
+def _search_experiments(view: PageView, text: str) -> Iterable[SearchHit]:
+    page = view.here.track.experiments(limit=_LIST_LIMIT)
+    return [
+        (experiment.ref, experiment.title[:60], "")
+        for experiment in page.experiments
+        if matches_text(text, experiment.ref, experiment.title)
+    ]
 
-    return look
+
+def _make_list_search(
+    service_name: str, operation_name: str, items_field: str, **list_arguments: Any
+) -> Callable[[PageView, str], Iterable[SearchHit]]:
+    def search_list(view: PageView, text: str) -> Iterable[SearchHit]:
+        list_result = getattr(getattr(view.here, service_name), operation_name)(**list_arguments)
+        items = getattr(list_result, items_field) if items_field else list_result
+        return [
+            (item.ref.bare, str(getattr(item, "about", ""))[:60], str(getattr(item, "state", "")))
+            for item in items
+            if matches_text(text, item.ref, getattr(item, "about", ""))
+        ]
+
+    return search_list
 
 
-ROOMS: tuple[tuple[str, Callable[[View, str], Iterable[Hit]]], ...] = (
-    ("dataset", _catalog("dataset")),
-    ("model", _catalog("model")),
-    ("code", _catalog("code")),
-    ("view", _listed("features", "list", "items", kind="view", limit=_LOOKED)),
-    ("service", _listed("features", "list", "items", kind="service", limit=_LOOKED)),
-    ("experiment", _experiments),
-    ("run", _runs),
-    ("job", _listed("jobs", "list", "jobs", limit=_LOOKED)),
-    ("endpoint", _listed("serve", "list", "endpoints", limit=_LOOKED)),
-    ("flow", _listed("flows", "list", "")),
+SEARCHES: tuple[tuple[str, Callable[[PageView, str], Iterable[SearchHit]]], ...] = (
+    ("dataset", _make_catalog_search("dataset")),
+    ("model", _make_catalog_search("model")),
+    ("code", _make_catalog_search("code")),
+    ("view", _make_list_search("features", "list", "items", kind="view", limit=_LIST_LIMIT)),
+    ("service", _make_list_search("features", "list", "items", kind="service", limit=_LIST_LIMIT)),
+    ("experiment", _search_experiments),
+    ("run", _search_runs),
+    ("job", _make_list_search("jobs", "list", "jobs", limit=_LIST_LIMIT)),
+    ("endpoint", _make_list_search("serve", "list", "endpoints", limit=_LIST_LIMIT)),
+    ("flow", _make_list_search("flows", "list", "")),
 )
-ROUTES: tuple[Route, ...] = (Route("find", find, ("find", "find?q=scor", "find?q=zzz", "find?q=hostile")),)
+ROUTES: tuple[PageRoute, ...] = (
+    PageRoute("find", render_search_page, ("find", "find?q=scor", "find?q=zzz", "find?q=hostile")),
+)

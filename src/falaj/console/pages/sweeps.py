@@ -1,124 +1,208 @@
 """Sweeps: searches for good parameters, their trials and what matters."""
 
-from falaj.console import parts
-from falaj.console.markup import EMPTY, Html, h, join
-from falaj.console.page import Page, Route, href
-from falaj.console.pages.track.shape import MOST_AXES, coordinates
-from falaj.console.parts import Field
-from falaj.console.plots import bars
-from falaj.console.view import View
+from falaj.console import components
+from falaj.console.components import FormField
+from falaj.console.markup import EMPTY, Html, h, join_html
+from falaj.console.page import Page, PageRoute, build_resource_url
+from falaj.console.page_view import PageView
+from falaj.console.pages.track.run_coordinates import MAX_AXES, render_coordinates
+from falaj.console.plots import bar_chart
 from falaj.core.ref import Ref
 from falaj.study.records import SweepView, TrialView
 
-_COMMAND = "falaj sweeps start train.py --space lr=log:1e-5..1e-1 --metric loss"
-_PAGE, _TRIALS = 50, 200
-_STATES = ("running", "stopping", "finished", "failed", "stopped")
+_EXAMPLE_COMMAND = "falaj sweeps start train.py --space lr=log:1e-5..1e-1 --metric loss"
+_PAGE_SIZE, _MAX_TRIALS = 50, 200
+_SWEEP_STATES = ("running", "stopping", "finished", "failed", "stopped")
 
 
-def sweeps(view: View) -> Page:
+def render_sweeps_page(view: PageView) -> Page:
     """Sweeps that the reader may see, newest first."""
     t, state = view.t, view.query("state")
-    found = view.here.sweeps.list(
-        project=view.query("project"), state=state if state in _STATES else "", mine=view.query("mine") == "on",
-        after=view.query("page"), limit=_PAGE,
-    )  # fmt: skip
-    options = [("", t("console.all")), *((one, t.of("console.state", one)) for one in _STATES)]
-    bar = parts.filters(view, (
-        Field("project", t("console.project")), Field("state", t("console.state"), "select", options=options),
-        Field("mine", t("sweeps.mine"), "checkbox"),
-    ))  # fmt: skip
+    sweep_page = view.here.sweeps.list(
+        project=view.query("project"),
+        state=state if state in _SWEEP_STATES else "",
+        mine=view.query("mine") == "on",
+        after=view.query("page"),
+        limit=_PAGE_SIZE,
+    )
+    options = [("", t("console.all")), *((item, t.of("console.state", item)) for item in _SWEEP_STATES)]
+    filter_bar = components.filter_form(
+        view,
+        (
+            FormField("project", t("console.project")),
+            FormField("state", t("console.state"), "select", options=options),
+            FormField("mine", t("sweeps.mine"), "checkbox"),
+        ),
+    )
     rows = [
-        parts.Row((parts.ref(view, one.ref, short=True), parts.badge(view, one.state), h.bdi(one.progress, dir="ltr"),
-                   h.bdi(one.metric), view.number(one.value), h.bdi(one.author), view.ago(one.submitted_at)),
-                  str(one.ref))
-        for one in found.sweeps
-    ]  # fmt: skip
-    heads = (t("sweeps.sweep"), t("console.state"), t("sweeps.trials"), t("sweeps.metric"),
-             parts.Column(t("sweeps.best"), "n"), t("console.by"), t("console.since"))  # fmt: skip
-    shown = parts.table(view, heads, rows, t("console.room.sweeps"))
-    if not rows:
-        shown = parts.empty(view, t("sweeps.none"), t("sweeps.none_hint"), _COMMAND)
-    return Page(t("console.room.sweeps"), join(bar, shown, parts.pager(view, found.next)), live=("sweeps",))
-
-
-def sweep(view: View) -> Page:
-    """One sweep: how far it is, its best, its trials, which parameters matter."""
-    t, found = view.t, view.here.sweeps.show(Ref.parse(view.args["ref"]))
-    head = h.div(parts.badge(view, found.state), _actions(view, found), class_="grid-bar")
-    told = parts.facts([
-        (t("sweeps.trials"), h.bdi(found.progress, dir="ltr")),
-        (t("sweeps.metric"), h.bdi(f"{found.plan.goal} {found.metric}")), (t("sweeps.best"), view.number(found.value)),
-        (t("sweeps.space"), h.code(", ".join(found.plan.space), dir="ltr")),
-        (t("sweeps.how"), h.bdi(f"{found.plan.sampler}, {found.plan.stopper}")), (t("console.by"), h.bdi(found.author)),
-        (t("console.since"), view.when(found.submitted_at)), (t("console.ended"), view.when(found.ended_at)),
-        (t("console.note"), h.bdi(found.note)),
-    ])  # fmt: skip
-    matters = sorted(found.importance.items(), key=lambda one: -one[1])[:MOST_AXES]
-    drawn = [parts.card(t("sweeps.matters"), bars(view, matters, title=t("sweeps.matters")))] if matters else []
-    body = join(
-        head,
-        parts.cards(parts.card(t("console.overview"), told), *drawn),
-        parts.card(t("sweeps.shape"), _across(view, found)) if len(found.trials) > 1 else EMPTY,
-        parts.card(t("sweeps.trials"), _trials(view, found)),
-    )  # fmt: skip
-    return Page(h.bdi(found.ref.name), body, live=("sweeps", "jobs"), scripts=("plots.js",),
-                every_s=0.0 if found.over else 5.0)  # fmt: skip
-
-
-def _actions(view: View, found: SweepView) -> Html:
-    t = view.t
-    best = next((one for one in found.trials if one.number == found.best), None)
-    keep = [
-        parts.action(view, "sweeps", "keep", {"sweep": found.ref, "version": version}, t("sweeps.keep"),
-                     (Field("name", t("sweeps.keep_as"), value=f"{version.kind}:{version.project}/", required=True),))
-        for version in (best.outputs.values() if best else ())
-    ]  # fmt: skip
-    stop = parts.action(
-        view, "sweeps", "stop", {"sweep": found.ref}, t("sweeps.stop"),
-        (Field("let_finish", t("sweeps.let_finish"), "checkbox"), Field("reason", t("console.reason"))), danger=True,
-    ) if not found.over else None  # fmt: skip
-    return h.div(keep, stop, class_="actions")
-
-
-def _across(view: View, found: SweepView) -> Html:
-    names = sorted({key for one in found.trials for key in one.params})[: MOST_AXES - 1]
-    told = [
-        (str(one.number), f"{one.number}", href(one.run), [*(_plain(one.params.get(key)) for key in names), one.value])
-        for one in found.trials
+        components.TableRow(
+            (
+                components.ref_link(view, item.ref, short=True),
+                components.badge(view, item.state),
+                h.bdi(item.progress, dir="ltr"),
+                h.bdi(item.metric),
+                view.number(item.value),
+                h.bdi(item.author),
+                view.ago(item.submitted_at),
+            ),
+            str(item.ref),
+        )
+        for item in sweep_page.sweeps
     ]
-    return coordinates(view, [*names, found.metric], told)
+    headers = (
+        t("sweeps.sweep"),
+        t("console.state"),
+        t("sweeps.trials"),
+        t("sweeps.metric"),
+        components.ColumnHeader(t("sweeps.best"), "n"),
+        t("console.by"),
+        t("console.since"),
+    )
+    sweep_table = components.table(view, headers, rows, t("console.room.sweeps"))
+    if not rows:
+        sweep_table = components.empty_state(view, t("sweeps.none"), t("sweeps.none_hint"), _EXAMPLE_COMMAND)
+    return Page(
+        t("console.room.sweeps"),
+        join_html(filter_bar, sweep_table, components.pager(view, sweep_page.next)),
+        live=("sweeps",),
+    )
 
 
-def _plain(value: object) -> float | str | None:
+def render_sweep_page(view: PageView) -> Page:
+    """One sweep: how far it is, its best, its trials, which parameters matter."""
+    t, sweep_view = view.t, view.here.sweeps.show(Ref.parse(view.args["ref"]))
+    toolbar = h.div(components.badge(view, sweep_view.state), _render_actions(view, sweep_view), class_="grid-bar")
+    sweep_facts = components.fact_list(
+        [
+            (t("sweeps.trials"), h.bdi(sweep_view.progress, dir="ltr")),
+            (t("sweeps.metric"), h.bdi(f"{sweep_view.plan.goal} {sweep_view.metric}")),
+            (t("sweeps.best"), view.number(sweep_view.value)),
+            (t("sweeps.space"), h.code(", ".join(sweep_view.plan.space), dir="ltr")),
+            (t("sweeps.how"), h.bdi(f"{sweep_view.plan.sampler}, {sweep_view.plan.stopper}")),
+            (t("console.by"), h.bdi(sweep_view.author)),
+            (t("console.since"), view.when(sweep_view.submitted_at)),
+            (t("console.ended"), view.when(sweep_view.ended_at)),
+            (t("console.note"), h.bdi(sweep_view.note)),
+        ]
+    )
+    important_params = sorted(sweep_view.importance.items(), key=lambda name_and_value: -name_and_value[1])[:MAX_AXES]
+    importance_cards = (
+        [components.card(t("sweeps.matters"), bar_chart(view, important_params, title=t("sweeps.matters")))]
+        if important_params
+        else []
+    )
+    body = join_html(
+        toolbar,
+        components.card_grid(components.card(t("console.overview"), sweep_facts), *importance_cards),
+        components.card(t("sweeps.shape"), _render_coordinates(view, sweep_view))
+        if len(sweep_view.trials) > 1
+        else EMPTY,
+        components.card(t("sweeps.trials"), _render_trials(view, sweep_view)),
+    )
+    return Page(
+        h.bdi(sweep_view.ref.name),
+        body,
+        live=("sweeps", "jobs"),
+        scripts=("plots.js",),
+        every_s=0.0 if sweep_view.over else 5.0,
+    )
+
+
+def _render_actions(view: PageView, sweep_view: SweepView) -> Html:
+    t = view.t
+    best_trial = next((trial for trial in sweep_view.trials if trial.number == sweep_view.best), None)
+    keep_buttons = [
+        components.action_button(
+            view,
+            "sweeps",
+            "keep",
+            {"sweep": sweep_view.ref, "version": version},
+            t("sweeps.keep"),
+            (FormField("name", t("sweeps.keep_as"), value=f"{version.kind}:{version.project}/", required=True),),
+        )
+        for version in (best_trial.outputs.values() if best_trial else ())
+    ]
+    stop_button = (
+        components.action_button(
+            view,
+            "sweeps",
+            "stop",
+            {"sweep": sweep_view.ref},
+            t("sweeps.stop"),
+            (FormField("let_finish", t("sweeps.let_finish"), "checkbox"), FormField("reason", t("console.reason"))),
+            danger=True,
+        )
+        if not sweep_view.over
+        else None
+    )
+    return h.div(keep_buttons, stop_button, class_="actions")
+
+
+def _render_coordinates(view: PageView, sweep_view: SweepView) -> Html:
+    names = sorted({key for trial in sweep_view.trials for key in trial.params})[: MAX_AXES - 1]
+    coordinate_rows = [
+        (
+            str(trial.number),
+            f"{trial.number}",
+            build_resource_url(trial.run),
+            [*(_to_plain_value(trial.params.get(key)) for key in names), trial.value],
+        )
+        for trial in sweep_view.trials
+    ]
+    return render_coordinates(view, [*names, sweep_view.metric], coordinate_rows)
+
+
+def _to_plain_value(value: object) -> float | str | None:
     return value if value is None or isinstance(value, (float, str)) else str(value)
 
 
-def _trials(view: View, found: SweepView) -> Html:
+def _render_trials(view: PageView, sweep_view: SweepView) -> Html:
     t = view.t
-    if not found.trials:
+    if not sweep_view.trials:
         return h.p(t("sweeps.no_trials"), class_="soft")
-    names = sorted({key for one in found.trials for key in one.params})[:20]
-    rows = [_trial(view, one, names, best=one.number == found.best) for one in found.trials[:_TRIALS]]
-    number = [parts.Column(name, "n") for name in (h.bdi(found.metric), t("sweeps.step"), *map(h.bdi, names))]
-    heads: list[parts.Column | str] = [
-        parts.Column(t("sweeps.number"), "n"),
+    param_names = sorted({key for trial in sweep_view.trials for key in trial.params})[:20]
+    rows = [
+        _make_trial_row(view, trial, param_names, is_best=trial.number == sweep_view.best)
+        for trial in sweep_view.trials[:_MAX_TRIALS]
+    ]
+    number_columns = [
+        components.ColumnHeader(name, "n")
+        for name in (h.bdi(sweep_view.metric), t("sweeps.step"), *map(h.bdi, param_names))
+    ]
+    headers: list[components.ColumnHeader | str] = [
+        components.ColumnHeader(t("sweeps.number"), "n"),
         t("console.state"),
-        *number,
+        *number_columns,
         t("console.job"),
         t("console.note"),
     ]
-    more = h.p(t("sweeps.first_trials", n=_TRIALS), class_="soft") if len(found.trials) > _TRIALS else EMPTY
-    return join(parts.table(view, heads, rows, t("sweeps.trials")), more)
+    truncation_note = (
+        h.p(t("sweeps.first_trials", n=_MAX_TRIALS), class_="soft") if len(sweep_view.trials) > _MAX_TRIALS else EMPTY
+    )
+    return join_html(components.table(view, headers, rows, t("sweeps.trials")), truncation_note)
 
 
-def _trial(view: View, one: TrialView, names: list[str], *, best: bool) -> parts.Row:
-    mark = h.span("★", title=view.t("sweeps.best"), role="img", aria_label=view.t("sweeps.best")) if best else EMPTY
-    values = [h.bdi(str(one.params.get(key, ""))) for key in names]
-    number = join(mark, " ", h.a(view.number(one.number), href=href(one.run)))
-    return parts.Row(
-        (number, parts.badge(view, one.state), view.number(one.value), view.number(one.step), *values,
-         parts.ref(view, one.job, short=True), h.bdi(one.note[:200])), f"trial-{one.number}",
-    )  # fmt: skip
+def _make_trial_row(view: PageView, trial: TrialView, param_names: list[str], *, is_best: bool) -> components.TableRow:
+    best_mark = (
+        h.span("★", title=view.t("sweeps.best"), role="img", aria_label=view.t("sweeps.best")) if is_best else EMPTY
+    )
+    values = [h.bdi(str(trial.params.get(key, ""))) for key in param_names]
+    number_cell = join_html(best_mark, " ", h.a(view.number(trial.number), href=build_resource_url(trial.run)))
+    return components.TableRow(
+        (
+            number_cell,
+            components.badge(view, trial.state),
+            view.number(trial.value),
+            view.number(trial.step),
+            *values,
+            components.ref_link(view, trial.job, short=True),
+            h.bdi(trial.note[:200]),
+        ),
+        f"trial-{trial.number}",
+    )
 
 
-ROUTES = (Route("sweeps", sweeps, walk=("sweeps",)), Route("sweeps/<ref>", sweep, walk=("sweeps/sweep:fraud/rates",)))
+ROUTES = (
+    PageRoute("sweeps", render_sweeps_page, walk=("sweeps",)),
+    PageRoute("sweeps/<ref>", render_sweep_page, walk=("sweeps/sweep:fraud/rates",)),
+)

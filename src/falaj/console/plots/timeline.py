@@ -4,16 +4,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from falaj.console.markup import Html, h
-from falaj.console.plots.scale import Scale, Seer, moment, period, real, scale
-from falaj.console.plots.shell import SIGNS, figure, nothing, pct, plain, said
-from falaj.console.states import tone
+from falaj.console.plots.axis_scales import (
+    AxisScale,
+    ChartView,
+    format_period,
+    format_tick_time,
+    make_scale,
+    to_drawable_number,
+)
+from falaj.console.plots.chart_frame import (
+    STATE_SIGNS,
+    chart_figure,
+    describe_mark,
+    empty_chart,
+    format_percentage,
+    to_plain_text,
+)
+from falaj.console.state_tones import get_tone
 
-_LANE = 24
-MOST = 1000
+_LANE_HEIGHT = 24
+MAX_SPANS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimelineSpan:
     """A time in a row, from `start` to `end` (seconds since 1970; None: it still goes on)."""
 
     row: str
@@ -24,66 +38,97 @@ class Span:
     link: str = ""
 
 
-def timeline(view: Seer, spans: Sequence[Span], *, title: str) -> Html:
+def timeline(view: ChartView, spans: Sequence[TimelineSpan], *, title: str) -> Html:
     """Rows in the order they first come; spans of a row that overlap lie below each other."""
-    known = [span for span in spans if real(span.start) is not None][:MOST]
-    if not known:
-        return nothing(view, "timeline", title)
-    across = scale((t for span in known for t in (span.start, span.end)), time=True)
-    marks = across.ticks(6)
-    rows: dict[str, list[Span]] = {}
-    for span in known:
+    valid_spans = [span for span in spans if to_drawable_number(span.start) is not None][:MAX_SPANS]
+    if not valid_spans:
+        return empty_chart(view, "timeline", title)
+    time_scale = make_scale((timestamp for span in valid_spans for timestamp in (span.start, span.end)), time=True)
+    ticks = time_scale.ticks(6)
+    rows: dict[str, list[TimelineSpan]] = {}
+    for span in valid_spans:
         rows.setdefault(span.row, []).append(span)
-    lines = [
-        h.div(h.bdi(row, class_="row-name", title=row), _track(view, of, across, marks)) for row, of in rows.items()
+    row_elements = [
+        h.div(h.bdi(row, class_="row-name", title=row), _render_track(view, row_spans, time_scale, ticks))
+        for row, row_spans in rows.items()
     ]
-    axis = [
-        h.text(moment(view, m, across.high - across.low), x=pct(across.at(m)), y=14, text_anchor="middle",
-               class_="odd" if n % 2 else None)
-        for n, m in enumerate(marks)
-    ]  # fmt: skip
-    foot = h.div(h.span(), h.svg(axis, class_="area", width="100%", height=20, aria_hidden="true"))
+    axis_labels = [
+        h.text(
+            format_tick_time(view, tick, time_scale.high - time_scale.low),
+            x=format_percentage(time_scale.at(tick)),
+            y=14,
+            text_anchor="middle",
+            class_="odd" if n % 2 else None,
+        )
+        for n, tick in enumerate(ticks)
+    ]
+    footer = h.div(h.span(), h.svg(axis_labels, class_="area", width="100%", height=20, aria_hidden="true"))
     # Rows begin where the language does; the time within them runs from left to right in Arabic, too (plots.css).
-    when = h.span(period(view, across), class_="plot-unit")
-    return figure("timeline", title, h.div(lines, foot, class_="rows"), legend=when)
+    period_label = h.span(format_period(view, time_scale), class_="plot-unit")
+    return chart_figure("timeline", title, h.div(row_elements, footer, class_="rows"), legend=period_label)
 
 
-def _track(view: Seer, spans: Sequence[Span], across: Scale, marks: Sequence[float]) -> Html:
-    lanes = list(_lanes(spans, across.high))
-    tall = _LANE * (1 + max(lane for lane, _ in lanes))
-    grid = [h.line(x1=pct(across.at(m)), x2=pct(across.at(m)), y1=0, y2="100%") for m in marks]
-    bars = [_bar(view, span, lane, across) for lane, span in lanes]
+def _render_track(
+    view: ChartView, spans: Sequence[TimelineSpan], time_scale: AxisScale, ticks: Sequence[float]
+) -> Html:
+    lane_spans = list(_assign_lanes(spans, time_scale.high))
+    track_height = _LANE_HEIGHT * (1 + max(lane for lane, _ in lane_spans))
+    grid_lines = [
+        h.line(x1=format_percentage(time_scale.at(tick)), x2=format_percentage(time_scale.at(tick)), y1=0, y2="100%")
+        for tick in ticks
+    ]
+    bars = [_render_bar(view, span, lane, time_scale) for lane, span in lane_spans]
     return h.svg(
-        h.g(grid, class_="grid"), bars, class_="area", width="100%", height=tall, role="group", aria_label=spans[0].row
+        h.g(grid_lines, class_="grid"),
+        bars,
+        class_="area",
+        width="100%",
+        height=track_height,
+        role="group",
+        aria_label=spans[0].row,
     )
 
 
-def _lanes(spans: Sequence[Span], latest: float) -> Iterable[tuple[int, Span]]:
-    free: list[float] = []
-    for span in sorted(spans, key=lambda s: s.start):
-        lane = next((n for n, until in enumerate(free) if until <= span.start), len(free))
-        free[lane : lane + 1] = [latest if span.end is None else span.end]
+def _assign_lanes(spans: Sequence[TimelineSpan], default_end: float) -> Iterable[tuple[int, TimelineSpan]]:
+    lane_ends: list[float] = []
+    for span in sorted(spans, key=lambda lane_span: lane_span.start):
+        lane = next((n for n, lane_end in enumerate(lane_ends) if lane_end <= span.start), len(lane_ends))
+        lane_ends[lane : lane + 1] = [default_end if span.end is None else span.end]
         yield lane, span
 
 
-def _bar(view: Seer, span: Span, lane: int, across: Scale) -> Html:
-    begin = across.at(span.start)
-    end = across.high if (known := real(span.end)) is None else known
-    wide = max(0.0, across.at(max(span.start, end)) - begin)
-    top, shown = lane * _LANE + 3, tone(span.state)
-    length = across.high - across.low
-    spoken = said(
-        view, span.name, f"{moment(view, span.start, length)} \u2013 {moment(view, end, length)}", state=span.state
+def _render_bar(view: ChartView, span: TimelineSpan, lane: int, time_scale: AxisScale) -> Html:
+    start_fraction = time_scale.at(span.start)
+    end = time_scale.high if (real_end := to_drawable_number(span.end)) is None else real_end
+    bar_width = max(0.0, time_scale.at(max(span.start, end)) - start_fraction)
+    y, tone_name = lane * _LANE_HEIGHT + 3, get_tone(span.state)
+    scale_length = time_scale.high - time_scale.low
+    description = describe_mark(
+        view,
+        span.name,
+        f"{format_tick_time(view, span.start, scale_length)} \u2013 {format_tick_time(view, end, scale_length)}",
+        state=span.state,
     )
     label = h.svg(
-        h.text(f"{SIGNS[shown]} {plain(span.name)}", x=6, y=13),
-        x=pct(begin),
-        y=top,
-        width=pct(wide),
-        height=_LANE - 6,
+        h.text(f"{STATE_SIGNS[tone_name]} {to_plain_text(span.name)}", x=6, y=13),
+        x=format_percentage(start_fraction),
+        y=y,
+        width=format_percentage(bar_width),
+        height=_LANE_HEIGHT - 6,
         aria_hidden="true",
     )
-    body = (h.title(spoken), h.rect(x=pct(begin), y=top, width=pct(wide), height=_LANE - 6, rx=3, class_="fill"), label)
+    body = (
+        h.title(description),
+        h.rect(
+            x=format_percentage(start_fraction),
+            y=y,
+            width=format_percentage(bar_width),
+            height=_LANE_HEIGHT - 6,
+            rx=3,
+            class_="fill",
+        ),
+        label,
+    )
     if span.link:
-        return h.a(body, href=span.link, class_=f"span t-{shown or 'none'}")
-    return h.g(body, class_=f"span t-{shown or 'none'}")
+        return h.a(body, href=span.link, class_=f"span t-{tone_name or 'none'}")
+    return h.g(body, class_=f"span t-{tone_name or 'none'}")

@@ -6,11 +6,35 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from falaj.core.errors import Invalid
 
 _MONTHS = {
-    "en": ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-           "November", "December"),
-    "ar": ("يناير", "فبراير", "مارس", "أبريل", "مايو", "يونيو", "يوليو", "أغسطس", "سبتمبر", "أكتوبر", "نوفمبر",
-           "ديسمبر"),
-}  # fmt: skip
+    "en": (
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ),
+    "ar": (
+        "يناير",
+        "فبراير",
+        "مارس",
+        "أبريل",
+        "مايو",
+        "يونيو",
+        "يوليو",
+        "أغسطس",
+        "سبتمبر",
+        "أكتوبر",
+        "نوفمبر",
+        "ديسمبر",
+    ),
+}
 NO_DATE = "\N{EN DASH}"
 _MICROSECONDS_FROM = 1e13  # a Unix time above this is in microseconds, as events have it: 1e13 s is the year 318,857
 _YEAR_S, _DAY_S, _HOUR_S, _MINUTE_S = 31_536_000, 86_400, 3600, 60
@@ -35,11 +59,11 @@ def find_time_zone(name: str) -> tzinfo:
         ) from error
 
 
-def describe_date(at: float, language: str, timezone: str = "") -> str:
+def describe_date(unix_time: float, language: str, timezone: str = "") -> str:
     """Return the day of a Unix time in words: "18 November 2026"; a dash for 0."""
-    if not at:
+    if not unix_time:
         return NO_DATE
-    moment = _moment_of(at, timezone)
+    moment = _to_datetime(unix_time, timezone)
     return f"{moment.day} {_MONTHS[language][moment.month - 1]} {moment.year}"
 
 
@@ -52,13 +76,16 @@ def describe_day(day: str, language: str) -> str:
     return f"{parsed.day} {_MONTHS[language][parsed.month - 1]} {parsed.year}"
 
 
-def describe_moment(at: float, language: str, timezone: str = "") -> str:
+def describe_moment(unix_time: float, language: str, timezone: str = "") -> str:
     """Return day and time of a Unix time in words, with the offset from UTC; a dash for 0."""
-    if not at:
+    if not unix_time:
         return NO_DATE
-    moment = _moment_of(at, timezone)
-    joined = "الساعة" if language == "ar" else "at"
-    return f"{describe_date(at, language, timezone)} {joined} {moment:%H:%M} ({_describe_offset(moment, language)})"
+    moment = _to_datetime(unix_time, timezone)
+    connector = "الساعة" if language == "ar" else "at"
+    return (
+        f"{describe_date(unix_time, language, timezone)} {connector} "
+        f"{moment:%H:%M} ({_describe_offset(moment, language)})"
+    )
 
 
 def describe_period(since: float, until: float, language: str, timezone: str = "") -> str:
@@ -76,9 +103,9 @@ def describe_period(since: float, until: float, language: str, timezone: str = "
 
 def describe_duration(seconds: float, language: str) -> str:
     """Return a duration in words, in its two largest units: "5 years", "30 days", "2 days 4 hours"."""
-    left, parts = int(max(seconds, 0)), []
+    remaining_s, parts = int(max(seconds, 0)), []
     for unit, length in (("year", _YEAR_S), ("day", _DAY_S), ("hour", _HOUR_S), ("minute", _MINUTE_S)):
-        count, left = divmod(left, length)
+        count, remaining_s = divmod(remaining_s, length)
         if count:
             parts.append(count_units(count, unit, language))
     if not parts:
@@ -98,12 +125,12 @@ def count_units(count: int, unit: str, language: str) -> str:
     return f"{count} {few if 3 <= count % 100 <= 10 else many if count % 100 >= 11 else single.split()[0]}"
 
 
-def _moment_of(at: float, timezone: str) -> datetime:
-    seconds = at / 1e6 if at > _MICROSECONDS_FROM else at
+def _to_datetime(unix_time: float, timezone: str) -> datetime:
+    seconds = unix_time / 1e6 if unix_time > _MICROSECONDS_FROM else unix_time
     try:
         return datetime.fromtimestamp(seconds, find_time_zone(timezone))
     except (OverflowError, OSError, ValueError) as error:
-        raise Invalid(f"time {at!r}: not a Unix time that a calendar has") from error
+        raise Invalid(f"time {unix_time!r}: not a Unix time that a calendar has") from error
 
 
 def _describe_offset(moment: datetime, language: str) -> str:

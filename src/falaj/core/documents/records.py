@@ -8,7 +8,7 @@ TONES = ("", "good", "warning", "bad", "muted")
 
 
 @dataclass(frozen=True, slots=True)
-class Organisation:
+class IssuingOrganisation:
     """Who issues the document: the controller, as it is named in each language."""
 
     name: str = ""
@@ -40,7 +40,7 @@ class Organisation:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """One cell of a table whose meaning is also shown by colour."""
 
     text: str
@@ -81,7 +81,7 @@ class Table:
     """A table whose header row repeats on every page; `empty` is printed when it has no rows."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | Cell, ...], ...]
+    rows: tuple[tuple[str | TableCell, ...], ...]
     empty: str = ""
     caption: str = ""
     compact: bool = False
@@ -94,7 +94,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
+class ContactPerson:
     """Somebody a document names, with what they do and how to reach them."""
 
     name: str
@@ -106,18 +106,18 @@ class Person:
 class PeopleList:
     """Persons, as name, role and contact."""
 
-    people: tuple[Person, ...]
+    people: tuple[ContactPerson, ...]
     empty: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Signatures:
+class SignatureLines:
     """Lines for signature, name and date, one per signer; the name is printed where it is set."""
 
-    signers: tuple[Person, ...]
+    signers: tuple[ContactPerson, ...]
 
 
-Block = Paragraph | BulletList | KeyValues | Table | PeopleList | Signatures
+DocumentBlock = Paragraph | BulletList | KeyValues | Table | PeopleList | SignatureLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Section:
     """A numbered heading with its blocks."""
 
     title: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[DocumentBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Document:
 
     language: str
     """`ar` or `en`."""
-    organisation: Organisation
+    organisation: IssuingOrganisation
     title: str
     number: str
     """The document's number or reference, the same in every language."""

@@ -11,17 +11,17 @@ from html import escape
 from pathlib import Path
 
 from falaj.core.documents.records import (
-    Block,
     BulletList,
-    Cell,
+    ContactPerson,
     Document,
+    DocumentBlock,
     KeyValues,
     Paragraph,
     PeopleList,
-    Person,
     Section,
-    Signatures,
+    SignatureLines,
     Table,
+    TableCell,
 )
 
 _WORDS = {
@@ -51,7 +51,7 @@ def render_documents(documents: Sequence[Document]) -> str:
     pages = "".join(_page_rules(f"d{index}", document) for index, document in enumerate(documents))
     articles = "\n".join(_render_article(f"d{index}", document) for index, document in enumerate(documents))
     return (
-        f'<!doctype html>\n<html lang="{first.language}" dir="{_direction_of(first.language)}">\n<head>\n'
+        f'<!doctype html>\n<html lang="{first.language}" dir="{_text_direction(first.language)}">\n<head>\n'
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(first.title)} {escape(first.number)}</title>\n<style>\n{_read_style()}{pages}</style>\n"
@@ -64,14 +64,14 @@ def _read_style() -> str:
     return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
-def _direction_of(language: str) -> str:
+def _text_direction(language: str) -> str:
     return "rtl" if language == "ar" else "ltr"
 
 
 def _page_rules(page: str, document: Document) -> str:
     """Return the margin boxes of one document: organisation and title above, number and page below."""
     words = _WORDS[document.language]
-    direction = _direction_of(document.language)
+    direction = _text_direction(document.language)
     start, end = ("right", "left") if direction == "rtl" else ("left", "right")
     organisation = document.organisation.name_in(document.language)
     counter = f'"{words["page"]} " counter(page) " {words["of"]} " counter(pages)'
@@ -110,7 +110,7 @@ def _render_article(page: str, document: Document) -> str:
         for number, section in enumerate(document.sections, start=1)
     )
     return (
-        f'<article id="{page}" lang="{language}" dir="{_direction_of(language)}">\n'
+        f'<article id="{page}" lang="{language}" dir="{_text_direction(language)}">\n'
         f"<header>{''.join(head)}</header>\n{contents}{sections}\n</article>"
     )
 
@@ -132,7 +132,7 @@ def _render_section(anchor: str, number: int, section: Section, language: str) -
     )
 
 
-def _render_block(block: Block, language: str) -> str:
+def _render_block(block: DocumentBlock, language: str) -> str:
     match block:
         case Paragraph():
             css = f' class="box {block.tone}"' if block.tone else ""
@@ -150,7 +150,7 @@ def _render_block(block: Block, language: str) -> str:
             return _render_table(block, language)
         case PeopleList():
             return _render_people(block, language)
-        case Signatures():
+        case SignatureLines():
             return f'<div class="signatures">{"".join(_render_signer(s, language) for s in block.signers)}</div>'
 
 
@@ -182,7 +182,7 @@ def _render_table(table: Table, language: str) -> str:
     return f"<table{css}>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _render_cell(cell: str | Cell, language: str) -> str:
+def _render_cell(cell: str | TableCell, language: str) -> str:
     if isinstance(cell, str):
         return f"<td>{_render_text(cell, language)}</td>" if cell else f'<td class="muted">{_EMPTY}</td>'
     css = f' class="{cell.tone}"' if cell.tone else ""
@@ -196,7 +196,7 @@ def _render_people(block: PeopleList, language: str) -> str:
     return _render_table(Table(columns, rows, empty=block.empty), language)
 
 
-def _render_signer(signer: Person, language: str) -> str:
+def _render_signer(signer: ContactPerson, language: str) -> str:
     words = _WORDS[language]
     lines = "".join(
         f'<tr><th scope="row">{words[name]}</th><td class="line">{_render_text(text, language)}</td></tr>'

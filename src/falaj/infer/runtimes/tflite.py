@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from falaj.core.errors import Invalid, UserCodeFailed
-from falaj.core.sheet import Sheet, TensorSpec
+from falaj.core.model_manifest import ModelManifest, TensorSpec
 from falaj.infer.records import Arrays, ModelConfig
-from falaj.infer.runtimes.specs import agreed, batches
-from falaj.infer.runtimes.verify import Files
+from falaj.infer.runtimes.model_files import ModelFiles
+from falaj.infer.runtimes.tensor_specs import can_batch, reconcile_specs
 
-_TYPES = {
+_DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
@@ -23,29 +23,29 @@ class TfliteRuntime:
     platform = "tensorflow_lite"
     parallel = isolated = False
 
-    def __init__(self, interpreter: Any, sheet: Sheet, size_bytes: int) -> None:
+    def __init__(self, interpreter: Any, manifest: ModelManifest, size_bytes: int) -> None:
         self._interpreter: Any = interpreter
-        self._in, self._out = interpreter.get_input_details(), interpreter.get_output_details()
-        self.inputs = agreed(tuple(map(_spec, self._in)), sheet.inputs, "inputs")
-        self.outputs = agreed(tuple(map(_spec, self._out)), sheet.outputs, "outputs")
-        self.batches, self.size_bytes = batches(sheet, self.inputs, self.outputs), size_bytes
-        self._shapes: list[tuple[int, ...]] = []
+        self._input_details, self._output_details = interpreter.get_input_details(), interpreter.get_output_details()
+        self.inputs = reconcile_specs(tuple(map(_to_tensor_spec, self._input_details)), manifest.inputs, "inputs")
+        self.outputs = reconcile_specs(tuple(map(_to_tensor_spec, self._output_details)), manifest.outputs, "outputs")
+        self.batches, self.size_bytes = can_batch(manifest, self.inputs, self.outputs), size_bytes
+        self._current_shapes: list[tuple[int, ...]] = []
 
     def run(self, inputs: Arrays, parameters: Mapping[str, Any]) -> Arrays:
         """All outputs for one batch."""
-        shapes = [one.shape for one in inputs]
+        shapes = [array.shape for array in inputs]
         try:
-            if shapes != self._shapes:
-                for known, shape in zip(self._in, shapes, strict=True):
-                    self._interpreter.resize_tensor_input(known["index"], shape)
+            if shapes != self._current_shapes:
+                for detail, shape in zip(self._input_details, shapes, strict=True):
+                    self._interpreter.resize_tensor_input(detail["index"], shape)
                 self._interpreter.allocate_tensors()
-                self._shapes = shapes
-            for known, one in zip(self._in, inputs, strict=True):
-                self._interpreter.set_tensor(known["index"], one)
+                self._current_shapes = shapes
+            for detail, array in zip(self._input_details, inputs, strict=True):
+                self._interpreter.set_tensor(detail["index"], array)
             self._interpreter.invoke()
-            return [self._interpreter.get_tensor(known["index"]) for known in self._out]
+            return [self._interpreter.get_tensor(detail["index"]) for detail in self._output_details]
         except (RuntimeError, ValueError) as error:
-            self._shapes = []
+            self._current_shapes = []
             raise UserCodeFailed(f"the model did not run: {str(error)[:200]}", "look at the inputs") from error
 
     def close(self) -> None:
@@ -53,28 +53,28 @@ class TfliteRuntime:
         self._interpreter = None
 
 
-def opened(config: ModelConfig, sheet: Sheet, files: Files) -> TfliteRuntime:
+def open_runtime(config: ModelConfig, manifest: ModelManifest, files: ModelFiles) -> TfliteRuntime:
     """The interpreter of the model in these files."""
     if config.device not in ("cpu", ""):
         raise Invalid(f"TensorFlow Lite does not run on {config.device[:40]} here", "say cpu")
-    name = files.only(sheet.file, ".tflite")
+    name = files.only(manifest.file, ".tflite")
     try:
-        interpreter = _library().Interpreter(model_content=files.read(name), num_threads=config.threads or None)
+        interpreter = _import_library().Interpreter(model_content=files.read(name), num_threads=config.threads or None)
     except (RuntimeError, ValueError) as error:
         raise Invalid(f"TensorFlow Lite does not take {name[:100]}: {str(error)[:200]}", "convert it again") from error
-    return TfliteRuntime(interpreter, sheet, files.size_bytes)
+    return TfliteRuntime(interpreter, manifest, files.size_bytes)
 
 
-def _library() -> Any:
+def _import_library() -> Any:
     for name in ("ai_edge_litert", "tflite_runtime"):
         if importlib.util.find_spec(name):
             return importlib.import_module(f"{name}.interpreter")
     raise Invalid("TensorFlow Lite is not installed here", "pip install ai-edge-litert")
 
 
-def _spec(found: Mapping[str, Any]) -> TensorSpec:
-    kind = found["dtype"].__name__
-    if kind not in _TYPES:
-        raise Invalid(f"{found['name']!r:.80} of the model is {kind[:40]}", "only plain numbers travel")
-    shape = found.get("shape_signature", found["shape"])
-    return TensorSpec(str(found["name"]), _TYPES[kind], tuple(int(one) for one in shape))
+def _to_tensor_spec(detail: Mapping[str, Any]) -> TensorSpec:
+    type_name = detail["dtype"].__name__
+    if type_name not in _DATATYPES:
+        raise Invalid(f"{detail['name']!r:.80} of the model is {type_name[:40]}", "only plain numbers travel")
+    shape = detail.get("shape_signature", detail["shape"])
+    return TensorSpec(str(detail["name"]), _DATATYPES[type_name], tuple(int(dimension) for dimension in shape))

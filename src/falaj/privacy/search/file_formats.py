@@ -17,65 +17,79 @@ from falaj.core.errors import FalajError
 from falaj.privacy.search.arrow_rows import find_rows
 from falaj.privacy.search.person_pattern import PersonPattern
 
-Match = tuple[str, dict[str, Any]]
+FileMatch = tuple[str, dict[str, Any]]
 """Where in the file, and the row or the text around the identifier."""
 _HEAD_BYTES = 1 << 16
-_PIECE = 1 << 20  # characters of text looked at together
-_LONGEST_LINE = 1 << 20
-_ESCAPE = "\\u"  # of JSON
-_AROUND = 200  # characters of context on each side of a match in free text
-_MOST_JSON = 64 << 20  # a JSON document up to this size is parsed, to answer with the object that names the person
-_MOST_UNPACKED = 64 << 30  # bytes that one archive may unpack to
-_MOST_MEMBERS = 100_000
-_BATCH = 16_384
-_OPAQUE = {
-    b"SQLite format 3\0": "SQLite", b"%PDF": "PDF", b"\x89HDF": "HDF5", b"\x93NUMPY": "NumPy", b"\x89PNG": "PNG",
-    b"\xff\xd8\xff": "JPEG", b"7z\xbc\xaf": "7-Zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
-    b"Obj\x01": "Avro", b"\x80\x04": "pickle", b"\x80\x05": "pickle",
-}  # fmt: skip
+_PIECE_CHARS = 1 << 20  # characters of text looked at together
+_MAX_LINE_CHARS = 1 << 20
+_JSON_ESCAPE = "\\u"  # of JSON
+_CONTEXT_CHARS = 200  # characters of context on each side of a match in free text
+_MAX_JSON_CHARS = 64 << 20  # a JSON document up to this size is parsed, to answer with the object that names the person
+_MAX_UNPACKED_BYTES = 64 << 30  # bytes that one archive may unpack to
+_MAX_ARCHIVE_MEMBERS = 100_000
+_BATCH_ROWS = 16_384
+_UNSEARCHABLE_FORMATS = {
+    b"SQLite format 3\0": "SQLite",
+    b"%PDF": "PDF",
+    b"\x89HDF": "HDF5",
+    b"\x93NUMPY": "NumPy",
+    b"\x89PNG": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"7z\xbc\xaf": "7-Zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"Obj\x01": "Avro",
+    b"\x80\x04": "pickle",
+    b"\x80\x05": "pickle",
+}
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """A file, or a part of it, that cannot be searched; the text says why."""
 
 
-def read_file(path: Path, name: str, pattern: PersonPattern, columns: Sequence[str]) -> Iterator[Match]:
+def search_file(path: Path, name: str, pattern: PersonPattern, columns: Sequence[str]) -> Iterator[FileMatch]:
     """Yield what names the person; Unreadable when the file cannot be searched through."""
     with path.open("rb") as file:
-        yield from _read(file, name.lower(), pattern, columns, depth=0)
+        yield from _search_stream(file, name.lower(), pattern, columns, depth=0)
 
 
-def _read(file: Any, name: str, pattern: PersonPattern, columns: Sequence[str], depth: int) -> Iterator[Match]:
+def _search_stream(
+    file: Any, name: str, pattern: PersonPattern, columns: Sequence[str], depth: int
+) -> Iterator[FileMatch]:
     head = file.read(_HEAD_BYTES)
     file.seek(0)
-    for magic, read in _READERS.items():
+    for magic, search_format in _READERS_BY_MAGIC.items():
         if head.startswith(magic):
             if depth > 2:
-                raise Unreadable("archives lie in archives in archives")
-            yield from read(file, name, pattern, columns, depth)
+                raise UnreadableFile("archives lie in archives in archives")
+            yield from search_format(file, name, pattern, columns, depth)
             return
     encoding = encoding_of(head)
     if encoding:
-        yield from _text(file, encoding, name, pattern, columns)
+        yield from _search_text(file, encoding, name, pattern, columns)
         return
-    yield from _opaque(file, head, pattern)
+    yield from _search_opaque(file, head, pattern)
 
 
-def _parquet(
+def _search_parquet(
     file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], _depth: int
-) -> Iterator[Match]:
+) -> Iterator[FileMatch]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=_BATCH):
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS):
                 yield from find_rows(batch, pattern, columns)
     except (pa.ArrowException, OSError) as error:
-        raise Unreadable(f"its Parquet data cannot be read: {type(error).__name__}") from error
+        raise UnreadableFile(f"its Parquet data cannot be read: {type(error).__name__}") from error
 
 
-def _arrow(file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], _depth: int) -> Iterator[Match]:
+def _search_arrow(
+    file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], _depth: int
+) -> Iterator[FileMatch]:
     import pyarrow as pa
 
     try:
@@ -90,10 +104,12 @@ def _arrow(file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence
             for batch in stream:
                 yield from find_rows(batch, pattern, columns)
     except (pa.ArrowException, OSError) as error:
-        raise Unreadable(f"its Arrow data cannot be read: {type(error).__name__}") from error
+        raise UnreadableFile(f"its Arrow data cannot be read: {type(error).__name__}") from error
 
 
-def _orc(file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], _depth: int) -> Iterator[Match]:
+def _search_orc(
+    file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], _depth: int
+) -> Iterator[FileMatch]:
     import pyarrow as pa
     import pyarrow.orc as orc
 
@@ -102,70 +118,78 @@ def _orc(file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[s
         for number in range(table.nstripes):
             yield from find_rows(table.read_stripe(number), pattern, columns)
     except (pa.ArrowException, OSError) as error:
-        raise Unreadable(f"its ORC data cannot be read: {type(error).__name__}") from error
+        raise UnreadableFile(f"its ORC data cannot be read: {type(error).__name__}") from error
 
 
-def _segment(
+def _search_segment(
     file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], _depth: int
-) -> Iterator[Match]:
+) -> Iterator[FileMatch]:
     """A segment of feature rows that is not sealed."""
     import pyarrow as pa
 
-    from falaj.asof.arrow import from_column
+    from falaj.asof.arrow_columns import from_segment_column
     from falaj.asof.segment import Segment
 
-    def fetch(start: int, stop: int) -> bytes:
+    def _read_range(start: int, stop: int) -> bytes:
         file.seek(start)
         return file.read(max(0, stop - start))
 
     try:
-        segment = Segment(fetch)
-        named = [(field.name, from_column(segment.column(field.name))) for field in segment.columns]
+        segment = Segment(_read_range)
+        named_columns = [(field.name, from_segment_column(segment.column(field.name))) for field in segment.columns]
         if segment.keys:
             ranks = segment.ranks(created=False, seq=False)
-            named += [(field.name, from_column(key)) for field, key in zip(segment.keys, ranks.keys, strict=True)]
+            named_columns += [
+                (field.name, from_segment_column(key)) for field, key in zip(segment.keys, ranks.keys, strict=True)
+            ]
     except (FalajError, ValueError, KeyError, IndexError, OverflowError) as error:
-        raise Unreadable("its feature rows cannot be read") from error
-    for column, values in named:
+        raise UnreadableFile("its feature rows cannot be read") from error
+    for column, values in named_columns:
         yield from find_rows(pa.record_batch([values], names=[column]), pattern, columns)
 
 
-def _keys(
+def _search_key_table(
     _file: BinaryIO, _name: str, _pattern: PersonPattern, _columns: Sequence[str], _depth: int
-) -> Iterator[Match]:
+) -> Iterator[FileMatch]:
     """A table of keys of sealed rows: it holds pseudonyms and keys, no identifiers."""
     return iter(())
 
 
-def _gzip(file: BinaryIO, name: str, pattern: PersonPattern, columns: Sequence[str], depth: int) -> Iterator[Match]:
+def _search_gzip(
+    file: BinaryIO, name: str, pattern: PersonPattern, columns: Sequence[str], depth: int
+) -> Iterator[FileMatch]:
     try:
         with gzip.open(file) as inner:
-            yield from _read(_Bounded(inner), name.removesuffix(".gz"), pattern, columns, depth + 1)
+            yield from _search_stream(_BoundedStream(inner), name.removesuffix(".gz"), pattern, columns, depth + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(f"its gzip data cannot be read: {type(error).__name__}") from error
+        raise UnreadableFile(f"its gzip data cannot be read: {type(error).__name__}") from error
 
 
-def _zip(file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], depth: int) -> Iterator[Match]:
-    unread = ""
+def _search_zip(
+    file: BinaryIO, _name: str, pattern: PersonPattern, columns: Sequence[str], depth: int
+) -> Iterator[FileMatch]:
+    unread_reason = ""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-            if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_UNPACKED:
-                raise Unreadable("the archive unpacks to more than is searched")
+            if len(members) > _MAX_ARCHIVE_MEMBERS or sum(member.file_size for member in members) > _MAX_UNPACKED_BYTES:
+                raise UnreadableFile("the archive unpacks to more than is searched")
             for member in members:
                 if not member.is_dir():
                     with archive.open(member) as inner:
                         try:
-                            yield from _read(_Bounded(inner), member.filename.lower(), pattern, columns, depth + 1)
-                        except Unreadable as error:
-                            unread = unread or f"{member.filename[:80]}: {error}"
+                            yield from _search_stream(
+                                _BoundedStream(inner), member.filename.lower(), pattern, columns, depth + 1
+                            )
+                        except UnreadableFile as error:
+                            unread_reason = unread_reason or f"{member.filename[:80]}: {error}"
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError) as error:
-        raise Unreadable(f"its zip archive cannot be read: {type(error).__name__}") from error
-    if unread:
-        raise Unreadable(unread)
+        raise UnreadableFile(f"its zip archive cannot be read: {type(error).__name__}") from error
+    if unread_reason:
+        raise UnreadableFile(unread_reason)
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedStream(io.RawIOBase):
     """A stream that unpacks to a bounded number of bytes; it can go back to its start."""
 
     def __init__(self, inner: Any) -> None:
@@ -186,16 +210,23 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._inner.read(len(buffer))
         self._count += len(data)
-        if self._count > _MOST_UNPACKED:
-            raise Unreadable("the archive unpacks to more than is searched")
+        if self._count > _MAX_UNPACKED_BYTES:
+            raise UnreadableFile("the archive unpacks to more than is searched")
         buffer[: len(data)] = data
         return len(data)
 
 
-_READERS: dict[bytes, Callable[[BinaryIO, str, PersonPattern, Sequence[str], int], Iterator[Match]]] = {
-    b"PAR1": _parquet, b"ARROW1": _arrow, b"\xff\xff\xff\xff": _arrow, b"ORC": _orc, b"FALAJSG1": _segment,
-    b"\x1f\x8b": _gzip, b"PK\x03\x04": _zip, b"PK\x05\x06": _zip, b"falaj keys 1\0": _keys,
-}  # fmt: skip
+_READERS_BY_MAGIC: dict[bytes, Callable[[BinaryIO, str, PersonPattern, Sequence[str], int], Iterator[FileMatch]]] = {
+    b"PAR1": _search_parquet,
+    b"ARROW1": _search_arrow,
+    b"\xff\xff\xff\xff": _search_arrow,
+    b"ORC": _search_orc,
+    b"FALAJSG1": _search_segment,
+    b"\x1f\x8b": _search_gzip,
+    b"PK\x03\x04": _search_zip,
+    b"PK\x05\x06": _search_zip,
+    b"falaj keys 1\0": _search_key_table,
+}
 
 
 def encoding_of(head: bytes) -> str:
@@ -215,59 +246,65 @@ def _is_binary(head: bytes) -> bool:
     return control * 100 > len(head)
 
 
-def _text(file: BinaryIO, encoding: str, name: str, pattern: PersonPattern, columns: Sequence[str]) -> Iterator[Match]:
+def _search_text(
+    file: BinaryIO, encoding: str, name: str, pattern: PersonPattern, columns: Sequence[str]
+) -> Iterator[FileMatch]:
     text = io.TextIOWrapper(
         io.BufferedReader(file) if isinstance(file, io.RawIOBase) else file, encoding, "replace", ""
     )
     try:
-        bare = name.removesuffix(".gz")
+        plain_name = name.removesuffix(".gz")
         if pattern.is_distinctive and not _may_hold(text, pattern):
             return
         text.seek(0)
-        if bare.endswith((".csv", ".tsv", ".tab")):
-            yield from _delimited(text, "\t" if bare.endswith((".tsv", ".tab")) else "", pattern, columns)
-        elif bare.endswith(".json") and (whole := text.read(_MOST_JSON + 1)) and len(whole) <= _MOST_JSON:
-            yield from _json_document(whole, pattern, columns)
+        if plain_name.endswith((".csv", ".tsv", ".tab")):
+            yield from _search_delimited(text, "\t" if plain_name.endswith((".tsv", ".tab")) else "", pattern, columns)
+        elif (
+            plain_name.endswith(".json")
+            and (document_text := text.read(_MAX_JSON_CHARS + 1))
+            and len(document_text) <= _MAX_JSON_CHARS
+        ):
+            yield from _search_json_document(document_text, pattern, columns)
         else:
             text.seek(0)
-            yield from _lines(text, pattern, columns)
+            yield from _search_lines(text, pattern, columns)
     finally:
         text.detach()
 
 
 def _may_hold(text: io.TextIOWrapper, pattern: PersonPattern) -> bool:
     """Whether a text may name the person: it does, or it has escapes of JSON, which hide characters."""
-    kept = ""
-    while piece := text.read(_PIECE):
-        if pattern.is_in(kept + piece) or _ESCAPE in piece:
+    carried = ""
+    while piece := text.read(_PIECE_CHARS):
+        if pattern.is_in(carried + piece) or _JSON_ESCAPE in piece:
             return True
-        kept = piece[-pattern.longest_match :]
+        carried = piece[-pattern.longest_match :]
     return False
 
 
-def _delimited(
+def _search_delimited(
     text: io.TextIOWrapper, delimiter: str, pattern: PersonPattern, columns: Sequence[str]
-) -> Iterator[Match]:
+) -> Iterator[FileMatch]:
     """Rows of CSV or TSV. A file that is not in order is searched as lines instead."""
-    sign = find_delimiter(text, delimiter)
+    separator = find_delimiter(text, delimiter)
     try:
         header: list[str] | None = None
-        for number, fields in enumerate(csv.reader(text, delimiter=sign), 1):
+        for number, fields in enumerate(csv.reader(text, delimiter=separator), 1):
             if header is None:
                 header = fields
             if names_in_fields(header, fields, pattern, columns):
-                names = [*header, *(f"column {at + 1}" for at in range(len(header), len(fields)))]
+                names = [*header, *(f"column {position + 1}" for position in range(len(header), len(fields)))]
                 yield f"row {number}", dict(zip(names, fields, strict=False))
     except csv.Error:
         text.seek(0)
-        yield from _lines(text, pattern, ())
+        yield from _search_lines(text, pattern, ())
 
 
 def find_delimiter(text: io.TextIOWrapper, delimiter: str = "") -> str:
     """The sign between the fields of delimited text, as its first line shows; the text is at its start afterwards."""
-    first = text.readline(_LONGEST_LINE)
+    first = text.readline(_MAX_LINE_CHARS)
     text.seek(0)
-    csv.field_size_limit(_LONGEST_LINE)
+    csv.field_size_limit(_MAX_LINE_CHARS)
     return delimiter or max(",;|\t", key=first.count)
 
 
@@ -280,18 +317,18 @@ def names_in_fields(
     return pattern.is_distinctive and any(map(pattern.is_in, fields))
 
 
-def _lines(text: io.TextIOWrapper, pattern: PersonPattern, columns: Sequence[str]) -> Iterator[Match]:
+def _search_lines(text: io.TextIOWrapper, pattern: PersonPattern, columns: Sequence[str]) -> Iterator[FileMatch]:
     """Free text, and JSON line by line; lines that are too long are looked at in pieces that overlap."""
-    kept, number = "", 0
-    while piece := text.readline(_PIECE):
-        number += not kept
-        line = kept + piece
-        kept = "" if piece[-1] in "\r\n" else line[-pattern.longest_match :]
-        if pattern.is_in(line) or ((columns or _ESCAPE in line) and names_by_key(line, pattern, columns)):
-            yield f"line {number}", _line_row(line, pattern)
+    carried, number = "", 0
+    while piece := text.readline(_PIECE_CHARS):
+        number += not carried
+        line = carried + piece
+        carried = "" if piece[-1] in "\r\n" else line[-pattern.longest_match :]
+        if pattern.is_in(line) or ((columns or _JSON_ESCAPE in line) and names_by_key(line, pattern, columns)):
+            yield f"line {number}", _build_line_row(line, pattern)
 
 
-def _line_row(line: str, pattern: PersonPattern) -> dict[str, Any]:
+def _build_line_row(line: str, pattern: PersonPattern) -> dict[str, Any]:
     if line.lstrip().startswith("{"):
         try:
             row = json.loads(line)
@@ -300,8 +337,8 @@ def _line_row(line: str, pattern: PersonPattern) -> dict[str, Any]:
         if isinstance(row, dict):
             return row
     match = pattern.in_text.search(line)
-    start = max(0, match.start() - _AROUND) if match else 0
-    return {"text": line[start : (match.end() if match else 0) + _AROUND].strip()}
+    start = max(0, match.start() - _CONTEXT_CHARS) if match else 0
+    return {"text": line[start : (match.end() if match else 0) + _CONTEXT_CHARS].strip()}
 
 
 def names_by_key(line: str, pattern: PersonPattern, columns: Sequence[str]) -> bool:
@@ -309,62 +346,77 @@ def names_by_key(line: str, pattern: PersonPattern, columns: Sequence[str]) -> b
     if not line.lstrip().startswith(("{", "[")):
         return False
     try:
-        return any(True for _ in _objects(json.loads(line), pattern, frozenset(columns)))
+        return any(True for _ in _find_objects(json.loads(line), pattern, frozenset(columns)))
     except (ValueError, RecursionError):
         return False
 
 
-def _json_document(whole: str, pattern: PersonPattern, columns: Sequence[str]) -> Iterator[Match]:
+def _search_json_document(document_text: str, pattern: PersonPattern, columns: Sequence[str]) -> Iterator[FileMatch]:
     try:
-        document = json.loads(whole)
+        document = json.loads(document_text)
     except (ValueError, RecursionError):
-        yield from _lines(io.TextIOWrapper(io.BytesIO(whole.encode()), "utf-8", "replace", ""), pattern, columns)
+        yield from _search_lines(
+            io.TextIOWrapper(io.BytesIO(document_text.encode()), "utf-8", "replace", ""), pattern, columns
+        )
         return
     count = 0
-    for row in _objects(document, pattern, frozenset(columns)):
+    for row in _find_objects(document, pattern, frozenset(columns)):
         count += 1
         yield f"object {count}", row
-    if not count and pattern.is_in(whole):  # in a key, or in a list of plain values
-        yield "the document", _line_row(whole, pattern)
+    if not count and pattern.is_in(document_text):  # in a key, or in a list of plain values
+        yield "the document", _build_line_row(document_text, pattern)
 
 
-def _objects(value: Any, pattern: PersonPattern, columns: frozenset[str]) -> Iterator[dict[str, Any]]:
+def _find_objects(value: Any, pattern: PersonPattern, columns: frozenset[str]) -> Iterator[dict[str, Any]]:
     """The outermost objects in lists (or the document itself) with the person in one of their own values or below."""
     if isinstance(value, list):
         for item in value:
-            yield from _objects(item, pattern, columns)
+            yield from _find_objects(item, pattern, columns)
     elif isinstance(value, dict):
-        lists = [item for item in value.values() if isinstance(item, list) and any(isinstance(e, dict) for e in item)]
-        own = {name: item for name, item in value.items() if not any(item is each for each in lists)}
-        if _names(own, pattern, columns):
+        nested_lists = [
+            item
+            for item in value.values()
+            if isinstance(item, list) and any(isinstance(list_element, dict) for list_element in item)
+        ]
+        own_values = {
+            name: item for name, item in value.items() if not any(item is nested_list for nested_list in nested_lists)
+        }
+        if _names_person(own_values, pattern, columns):
             yield value
         else:
-            for item in lists:
-                yield from _objects(item, pattern, columns)
+            for item in nested_lists:
+                yield from _find_objects(item, pattern, columns)
 
 
-def _names(value: Any, pattern: PersonPattern, columns: frozenset[str], column: str = "") -> bool:
-    if isinstance(value, dict):
-        return any(pattern.is_in(str(name)) or _names(item, pattern, columns, name) for name, item in value.items())
-    if isinstance(value, list):
-        return any(_names(item, pattern, columns, column) for item in value)
-    if value is None or isinstance(value, bool):
+def _names_person(json_value: Any, pattern: PersonPattern, columns: frozenset[str], column: str = "") -> bool:
+    if isinstance(json_value, dict):
+        return any(
+            pattern.is_in(str(name)) or _names_person(item, pattern, columns, name) for name, item in json_value.items()
+        )
+    if isinstance(json_value, list):
+        return any(_names_person(item, pattern, columns, column) for item in json_value)
+    if json_value is None or isinstance(json_value, bool):
         return False
-    return (column in columns and pattern.is_value(value)) or pattern.is_in(str(value))
+    return (column in columns and pattern.is_value(json_value)) or pattern.is_in(str(json_value))
 
 
-def _opaque(file: BinaryIO, head: bytes, pattern: PersonPattern) -> Iterator[Match]:
+def _search_opaque(file: BinaryIO, first_bytes: bytes, pattern: PersonPattern) -> Iterator[FileMatch]:
     """Bytes of another format: what lies in them in the clear is found, and nothing can be said of the rest."""
     if pattern.is_distinctive:
-        kept, at = b"", 0
-        while piece := file.read(_PIECE):
-            place = pattern.find_in_bytes(kept + piece)
-            if place >= 0:
-                yield f"byte {at - len(kept) + place}", {"text": "the identifier lies in the file's bytes"}
+        carried, position = b"", 0
+        while piece := file.read(_PIECE_CHARS):
+            match_position = pattern.find_in_bytes(carried + piece)
+            if match_position >= 0:
+                yield (
+                    f"byte {position - len(carried) + match_position}",
+                    {"text": "the identifier lies in the file's bytes"},
+                )
                 return
-            at += len(piece)
-            kept = piece[-4 * pattern.longest_match :]
-    form = next((name for magic, name in _OPAQUE.items() if head.startswith(magic)), "")
-    if not head:
+            position += len(piece)
+            carried = piece[-4 * pattern.longest_match :]
+    format_name = next((name for magic, name in _UNSEARCHABLE_FORMATS.items() if first_bytes.startswith(magic)), "")
+    if not first_bytes:
         return
-    raise Unreadable(f"{form} cannot be searched" if form else "its format is not known, so it cannot be searched")
+    raise UnreadableFile(
+        f"{format_name} cannot be searched" if format_name else "its format is not known, so it cannot be searched"
+    )

@@ -15,19 +15,19 @@ import msgspec
 
 from falaj.content.isolated_stream import answer_with_stream, stream_isolated
 from falaj.core.errors import FalajError, Invalid, Unavailable
-from falaj.privacy.search.file_formats import Unreadable, read_file
+from falaj.privacy.search.file_formats import UnreadableFile, search_file
 from falaj.privacy.search.person_pattern import PersonPattern
 
-FOUND, CLEAR, UNREAD = "found", "clear", "unread"
-_ROW, _CUT = "row", "cut"
+STATE_FOUND, STATE_CLEAR, STATE_UNREAD = "found", "clear", "unread"
+_STATE_ROW, _STATE_CUT = "row", "cut"
 MAX_ROWS = 100_000  # rows of one file that an answer carries; more are reported, not carried
 MAX_ROW_BYTES = 1 << 20  # one row as JSON
-_MEMORY_BYTES = 4 << 30  # of the helper
-_CPU_S = 3600
+_MAX_HELPER_MEMORY_BYTES = 4 << 30  # of the helper
+_MAX_HELPER_CPU_S = 3600
 _BATCH_ROWS = 1000
 
 
-class _Answer(msgspec.Struct):
+class _HelperAnswer(msgspec.Struct):
     """One answer of a helper: a row as JSON, or what became of a file."""
 
     file: Annotated[int, msgspec.Meta(ge=0)]
@@ -36,7 +36,7 @@ class _Answer(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class FileAsk:
+class FileToSearch:
     """One file to search."""
 
     path: str
@@ -47,11 +47,11 @@ class FileAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class FilesQuestion:
+class FilesRequest:
     """Whom to look for in which files."""
 
     subject: str
-    files: tuple[FileAsk, ...]
+    files: tuple[FileToSearch, ...]
     wants_rows: bool = False
 
 
@@ -66,100 +66,105 @@ class FileFinding:
     """True when the file holds more rows than `rows`."""
 
 
-def search_files(question: FilesQuestion) -> list[FileFinding]:
+def search_files(request: FilesRequest) -> list[FileFinding]:
     """Search files in a helper; where one file breaks it, search each by itself, so that only that one stays unread."""
     try:
-        return _ask_helper(question)
+        return _run_helper(request)
     except Unavailable:  # nothing can be isolated here, so nothing is parsed
         raise
     except FalajError as error:
-        if len(question.files) == 1:
-            return [FileFinding(UNREAD, error.message)]
-    each = (FilesQuestion(question.subject, (file,), question.wants_rows) for file in question.files)
-    return [finding for single in each for finding in search_files(single)]
+        if len(request.files) == 1:
+            return [FileFinding(STATE_UNREAD, error.message)]
+    single_requests = (
+        FilesRequest(request.subject, (file_to_search,), request.wants_rows) for file_to_search in request.files
+    )
+    return [finding for single_request in single_requests for finding in search_files(single_request)]
 
 
-def _ask_helper(question: FilesQuestion) -> list[FileFinding]:
+def _run_helper(request: FilesRequest) -> list[FileFinding]:
     """Ask one helper. It has read untrusted bytes, so its answer is checked like any input."""
-    states = [(UNREAD, "the helper process did not answer for it")] * len(question.files)
-    rows: list[list[dict[str, Any]]] = [[] for _ in question.files]
-    cut: set[int] = set()
-    for batch in stream_isolated(__name__, question, [file.path for file in question.files]):
+    states = [(STATE_UNREAD, "the helper process did not answer for it")] * len(request.files)
+    rows: list[list[dict[str, Any]]] = [[] for _ in request.files]
+    cut_files: set[int] = set()
+    for batch in stream_isolated(__name__, request, [file.path for file in request.files]):
         try:
-            answers = msgspec.convert(batch.to_pylist(), list[_Answer])
+            answers = msgspec.convert(batch.to_pylist(), list[_HelperAnswer])
             for answer in answers:
-                if answer.state == _ROW:
+                if answer.state == _STATE_ROW:
                     rows[answer.file].append(msgspec.json.decode(answer.text, type=dict[str, Any]))
-                elif answer.state == _CUT:
-                    cut.add(answer.file)
+                elif answer.state == _STATE_CUT:
+                    cut_files.add(answer.file)
                 else:
                     states[answer.file] = (answer.state, answer.text)
         except (msgspec.MsgspecError, IndexError, UnicodeError, RecursionError) as error:
             raise Invalid("the helper process did not answer as expected", "write the file again") from error
     return [
-        FileFinding(state, reason, tuple(rows[number]), number in cut) for number, (state, reason) in enumerate(states)
+        FileFinding(state, reason, tuple(rows[number]), number in cut_files)
+        for number, (state, reason) in enumerate(states)
     ]
 
 
 def main(_arguments: Sequence[str]) -> None:
     """Answer one question; started in a helper process."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
-    answer_with_stream(FilesQuestion, read_answers)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_HELPER_MEMORY_BYTES, _MAX_HELPER_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_MAX_HELPER_CPU_S, _MAX_HELPER_CPU_S))
+    answer_with_stream(FilesRequest, read_answers)
 
 
-def read_answers(question: FilesQuestion) -> Any:
+def read_answers(request: FilesRequest) -> Any:
     """Search the files in this process, which is the helper; returns a pyarrow RecordBatchReader."""
     import pyarrow as pa
 
     schema = pa.schema([("file", pa.int32()), ("state", pa.string()), ("text", pa.string())])
 
-    def batches() -> Iterator[Any]:
-        waiting: list[tuple[int, str, str]] = []
-        for answer in _answers(question):
-            waiting.append(answer)
-            if len(waiting) >= _BATCH_ROWS:
-                yield pa.record_batch([list(column) for column in zip(*waiting, strict=True)], schema=schema)
-                waiting.clear()
-        if waiting:
-            yield pa.record_batch([list(column) for column in zip(*waiting, strict=True)], schema=schema)
+    def generate_batches() -> Iterator[Any]:
+        pending_answers: list[tuple[int, str, str]] = []
+        for answer in _generate_answers(request):
+            pending_answers.append(answer)
+            if len(pending_answers) >= _BATCH_ROWS:
+                yield pa.record_batch([list(column) for column in zip(*pending_answers, strict=True)], schema=schema)
+                pending_answers.clear()
+        if pending_answers:
+            yield pa.record_batch([list(column) for column in zip(*pending_answers, strict=True)], schema=schema)
 
-    return pa.RecordBatchReader.from_batches(schema, batches())
+    return pa.RecordBatchReader.from_batches(schema, generate_batches())
 
 
-def _answers(question: FilesQuestion) -> Iterator[tuple[int, str, str]]:
-    pattern = PersonPattern(question.subject)
-    for number, file in enumerate(question.files):
-        count = 0
+def _generate_answers(request: FilesRequest) -> Iterator[tuple[int, str, str]]:
+    pattern = PersonPattern(request.subject)
+    for number, file_to_search in enumerate(request.files):
+        match_count = 0
         try:
-            for where, row in read_file(Path(file.path), file.name, pattern, file.columns):
-                if count == 0:
-                    yield number, FOUND, where
-                count += 1
-                if not question.wants_rows:
+            for match_place, row in search_file(
+                Path(file_to_search.path), file_to_search.name, pattern, file_to_search.columns
+            ):
+                if match_count == 0:
+                    yield number, STATE_FOUND, match_place
+                match_count += 1
+                if not request.wants_rows:
                     break
-                if count > MAX_ROWS:
-                    yield number, _CUT, ""
+                if match_count > MAX_ROWS:
+                    yield number, _STATE_CUT, ""
                     break
-                yield number, _ROW, _row_text(row)
-        except Unreadable as error:
-            if count == 0:
-                yield number, UNREAD, str(error)
+                yield number, _STATE_ROW, _encode_row(row)
+        except UnreadableFile as error:
+            if match_count == 0:
+                yield number, STATE_UNREAD, str(error)
             else:
-                yield number, _CUT, ""
+                yield number, _STATE_CUT, ""
             continue
-        if count == 0:
-            yield number, CLEAR, ""
+        if match_count == 0:
+            yield number, STATE_CLEAR, ""
 
 
-def _row_text(row: dict[str, Any]) -> str:
-    text = json.dumps(row, ensure_ascii=False, default=_plain)
+def _encode_row(row: dict[str, Any]) -> str:
+    text = json.dumps(row, ensure_ascii=False, default=_to_plain_text)
     if len(text) <= MAX_ROW_BYTES:
         return text
     return json.dumps({name: str(value)[:1000] for name, value in row.items()} | {"…": "shortened"}, ensure_ascii=False)
 
 
-def _plain(value: object) -> str:
+def _to_plain_text(value: object) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     isoformat = getattr(value, "isoformat", None)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from falaj.core.context import Context
+from falaj.core.context import CallContext
 from falaj.core.label import Label
-from falaj.privacy.search.isolated_files import CLEAR, FOUND, UNREAD
+from falaj.privacy.search.isolated_files import STATE_CLEAR, STATE_FOUND, STATE_UNREAD
 from falaj.privacy.search.person_pattern import PersonPattern
 
-KEPT = "kept"
+STATE_KEPT = "kept"
 """The person was found where nothing can be changed: the log, a backup."""
-STATES = (FOUND, KEPT, UNREAD, CLEAR)
+SEARCH_STATES = (STATE_FOUND, STATE_KEPT, STATE_UNREAD, STATE_CLEAR)
 """What a search can say of a source, the weightiest first."""
 
 
@@ -20,7 +20,7 @@ STATES = (FOUND, KEPT, UNREAD, CLEAR)
 class SearchCase:
     """One search: for whom, in whose name, and whether the person's rows are wanted or only where they are."""
 
-    ctx: Context
+    ctx: CallContext
     subject: str
     person: str
     """The pseudonym."""
@@ -43,7 +43,7 @@ class SearchOutcome:
     """What one source (a version, a record, a view, a journal) holds of the person."""
 
     ref: str
-    state: str = CLEAR
+    state: str = STATE_CLEAR
     reason: str = ""
     rows: tuple[Mapping[str, Any], ...] = ()
     label: Label | None = None

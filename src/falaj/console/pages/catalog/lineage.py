@@ -4,165 +4,215 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from falaj.audit.records import Graph
-from falaj.catalog.records import Version
-from falaj.console import parts
-from falaj.console.markup import EMPTY, Html, h, join
-from falaj.console.page import Page, href
-from falaj.console.pages.catalog.shown import asked, at, crumbs, summary, title, ways
-from falaj.console.pages.catalog.version import HIDDEN_KINDS, plain
-from falaj.console.parts import Field, Row
-from falaj.console.plots import Node, graph
-from falaj.console.view import View
+from falaj.audit.records import LineageGraph
+from falaj.catalog.records import CatalogVersion
+from falaj.console import components
+from falaj.console.components import FormField, TableRow
+from falaj.console.markup import EMPTY, Html, h, join_html
+from falaj.console.page import Page, build_resource_url
+from falaj.console.page_view import PageView
+from falaj.console.pages.catalog.version_page import HIDDEN_KINDS, to_display_ref
+from falaj.console.pages.catalog.version_parts import (
+    build_version_url,
+    make_breadcrumbs,
+    parse_catalog_ref,
+    render_summary,
+    render_title,
+    render_version_tabs,
+)
+from falaj.console.plots import GraphNode, node_graph
 from falaj.core.ref import Ref
 
-_DEPTHS = ("1", "2", "3", "5", "")
-_MOST = 300
-Drawn = tuple[dict[str, Node], list[tuple[str, str]]]
+_DEPTH_OPTIONS = ("1", "2", "3", "5", "")
+_MAX_NODES = 300
+DrawnGraph = tuple[dict[str, GraphNode], list[tuple[str, str]]]
 
 
-def lineage(view: View) -> Page:
+def render_lineage_page(view: PageView) -> Page:
     """What it was made from and what was made from it, as far as asked."""
-    version: Version = view.here.catalog.show(asked(view))
+    version: CatalogVersion = view.here.catalog.show(parse_catalog_ref(view))
     ref, column = version.ref, view.query("column")
     direction = view.query("direction") if view.query("direction") in ("up", "down") else "both"
-    found: Graph = view.here.audit.lineage(ref, direction=direction, depth=view.count("depth", 0, 50))
-    nodes, edges = drawn(view, found)
-    denied = view.part(lambda: _served(view, ref, nodes, edges)) if direction != "up" else EMPTY
+    lineage_graph: LineageGraph = view.here.audit.lineage(ref, direction=direction, depth=view.count("depth", 0, 50))
+    nodes, edges = build_graph(view, lineage_graph)
+    notices = view.part(lambda: _add_endpoints(view, ref, nodes, edges)) if direction != "up" else EMPTY
     if direction != "up" and column and ref.kind == "dataset":
-        denied = join(denied, view.part(lambda: _from_column(view, ref, column, (nodes, edges))))
-    picture = graph(view, list(nodes.values()), edges, title=view.t("catalog.lineage_of", name=ref))
-    cut = None if found.complete else parts.notice("plain", view.t("catalog.cut_graph"))
-    body = join(ways(view, ref, "lineage"), summary(view, version), _filters(view, version), cut, denied, picture,
-                view.part(lambda: _impact(view, ref)), _listed(view, nodes))  # fmt: skip
-    return Page(title(ref), body, crumbs(view, ref), ("catalog", "serve"), scripts=("plots.js",), wide=True)
+        notices = join_html(notices, view.part(lambda: _add_column(view, ref, column, (nodes, edges))))
+    graph_chart = node_graph(view, list(nodes.values()), edges, title=view.t("catalog.lineage_of", name=ref))
+    truncation_note = None if lineage_graph.complete else components.notice("plain", view.t("catalog.cut_graph"))
+    body = join_html(
+        render_version_tabs(view, ref, "lineage"),
+        render_summary(view, version),
+        _render_filters(view, version),
+        truncation_note,
+        notices,
+        graph_chart,
+        view.part(lambda: _render_impact(view, ref)),
+        _render_node_list(view, nodes),
+    )
+    return Page(
+        render_title(ref), body, make_breadcrumbs(view, ref), ("catalog", "serve"), scripts=("plots.js",), wide=True
+    )
 
 
-def _filters(view: View, version: Version) -> Html:
+def _render_filters(view: PageView, version: CatalogVersion) -> Html:
     t = view.t
-    ways_ = [("", t("catalog.both")), ("up", t("catalog.made_from")), ("down", t("catalog.went_into"))]
-    depths = [(one, t("catalog.all_steps") if not one else t("catalog.steps", n=int(one))) for one in reversed(_DEPTHS)]
-    fields = [Field("direction", t("catalog.direction"), "select", options=ways_),
-              Field("depth", t("catalog.depth"), "select", options=depths)]  # fmt: skip
+    direction_options = [("", t("catalog.both")), ("up", t("catalog.made_from")), ("down", t("catalog.went_into"))]
+    depth_options = [
+        (option, t("catalog.all_steps") if not option else t("catalog.steps", n=int(option)))
+        for option in reversed(_DEPTH_OPTIONS)
+    ]
+    fields = [
+        FormField("direction", t("catalog.direction"), "select", options=direction_options),
+        FormField("depth", t("catalog.depth"), "select", options=depth_options),
+    ]
     if version.table:
-        names = [("", t("console.none")), *((one.name, one.name) for one in version.table.columns[:200])]
-        fields.append(Field("column", t("console.column"), "select", options=names))
-    return parts.filters(view, fields)
+        column_options = [
+            ("", t("console.none")),
+            *((option.name, option.name) for option in version.table.columns[:200]),
+        ]
+        fields.append(FormField("column", t("console.column"), "select", options=column_options))
+    return components.filter_form(view, fields)
 
 
-def drawn(view: View, found: Graph) -> Drawn:
+def build_graph(view: PageView, lineage_graph: LineageGraph) -> DrawnGraph:
     """The graph as it is drawn: a thing without versions once, and what only keeps the books left out."""
-    nodes: dict[str, Node] = {}
-    names: dict[str, str] = {}
-    for one in found.nodes:
-        if one.ref.partition(":")[0] in HIDDEN_KINDS:
+    nodes: dict[str, GraphNode] = {}
+    key_by_ref: dict[str, str] = {}
+    for lineage_node in lineage_graph.nodes:
+        if lineage_node.ref.partition(":")[0] in HIDDEN_KINDS:
             continue
-        key = one.ref if one.hidden else str(plain(one.ref))
-        names[one.ref] = key
+        key = lineage_node.ref if lineage_node.hidden else str(to_display_ref(lineage_node.ref))
+        key_by_ref[lineage_node.ref] = key
         if key not in nodes:
-            nodes[key] = _node(view, key, one.hidden, one.depth == 0)
-    pairs = ((names.get(edge.input), names.get(edge.output)) for edge in found.edges)
-    edges = [(a, b) for a, b in dict.fromkeys(pairs) if a and b and a != b]
+            nodes[key] = _make_node(view, key, lineage_node.hidden, lineage_node.depth == 0)
+    pairs = ((key_by_ref.get(edge.input), key_by_ref.get(edge.output)) for edge in lineage_graph.edges)
+    edges = [(source, target) for source, target in dict.fromkeys(pairs) if source and target and source != target]
     return nodes, edges
 
 
-def _node(view: View, key: str, hidden: bool, here: bool) -> Node:
-    if hidden:
-        return Node(key, view.t("catalog.hidden"))
+def _make_node(view: PageView, key: str, is_hidden: bool, is_start: bool) -> GraphNode:
+    if is_hidden:
+        return GraphNode(key, view.t("catalog.hidden"))
     ref = Ref.parse(key)
-    shown = f"{ref.name[:18]}@{ref.version}" if ref.version else ref.name
+    label = f"{ref.name[:18]}@{ref.version}" if ref.version else ref.name
     note = view.t.of("catalog.kind", ref.kind)
-    return Node(key, f"● {shown}" if here else shown, note, link=way(ref, here))
+    return GraphNode(key, f"● {label}" if is_start else label, note, link=get_node_url(ref, is_start))
 
 
-def way(ref: Ref, here: bool = False) -> str:
+def get_node_url(ref: Ref, is_start: bool = False) -> str:
     """A node leads to its own lineage, so that the graph can be walked; what has none leads to its page."""
-    keeps = ref.kind in ("dataset", "model", "code") and ref.version and not here
-    return at(ref, "lineage") if keeps else href(ref)
+    has_lineage = ref.kind in ("dataset", "model", "code") and ref.version and not is_start
+    return build_version_url(ref, "lineage") if has_lineage else build_resource_url(ref)
 
 
-def _served(view: View, ref: Ref, nodes: dict[str, Node], edges: list[tuple[str, str]]) -> Html:
+def _add_endpoints(view: PageView, ref: Ref, nodes: dict[str, GraphNode], edges: list[tuple[str, str]]) -> Html:
     """The endpoints that serve a model of the graph now, with their state: where the way of a column ends."""
-    for one in view.here.serve.list(project=ref.project, limit=200).endpoints:
-        key, known = (
-            str(one.ref.bare),
-            {str(part.model) for part in one.revisions}
-            | {str(part.features) for part in one.revisions if part.features},
+    for endpoint in view.here.serve.list(project=ref.project, limit=200).endpoints:
+        key, model_refs = (
+            str(endpoint.ref.bare),
+            {str(revision.model) for revision in endpoint.revisions}
+            | {str(revision.features) for revision in endpoint.revisions if revision.features},
         )
-        sources = [name for name in known if name in nodes]
+        sources = [source for source in model_refs if source in nodes]
         if sources or key in nodes:
-            note = f"{view.t.of('catalog.kind', 'endpoint')} · {view.t.of('catalog.serves', one.state)}"
-            nodes[key] = Node(key, one.ref.name, note, one.state, href(one.ref.bare))
-            edges += [(name, key) for name in sources if (name, key) not in edges]
+            note = f"{view.t.of('catalog.kind', 'endpoint')} · {view.t.of('catalog.serves', endpoint.state)}"
+            nodes[key] = GraphNode(key, endpoint.ref.name, note, endpoint.state, build_resource_url(endpoint.ref.bare))
+            edges += [(source, key) for source in sources if (source, key) not in edges]
     return EMPTY
 
 
-def _from_column(view: View, ref: Ref, column: str, into: Drawn) -> Html:
+def _add_column(view: PageView, ref: Ref, column: str, drawn_graph: DrawnGraph) -> Html:
     """The column itself, and every view that says it computes something from it."""
-    nodes, edges = into
-    first = f"column {column}"
-    nodes[first] = Node(first, column, view.t("console.column"), link=href(ref))
-    edges.append((first, str(ref)))
-    for known in view.here.features.list(project=ref.project, limit=100).items:
-        shown = view.here.features.show(known.ref) if len(nodes) < _MOST else known
-        made = made_of(shown.definition, str(ref.bare), column)
-        key = str(known.ref)
-        if made:
-            nodes[key] = Node(key, known.ref.name, " ".join(made)[:60], link=href(known.ref))
-            edges.append((first, key))
-            for user in view.here.features.users(known.ref):
-                name = str(plain(str(user)))
-                nodes.setdefault(name, _node(view, name, False, False))
+    nodes, edges = drawn_graph
+    column_key = f"column {column}"
+    nodes[column_key] = GraphNode(column_key, column, view.t("console.column"), link=build_resource_url(ref))
+    edges.append((column_key, str(ref)))
+    for definition in view.here.features.list(project=ref.project, limit=100).items:
+        full_definition = view.here.features.show(definition.ref) if len(nodes) < _MAX_NODES else definition
+        feature_names = find_derived_features(full_definition.definition, str(ref.bare), column)
+        key = str(definition.ref)
+        if feature_names:
+            nodes[key] = GraphNode(
+                key, definition.ref.name, " ".join(feature_names)[:60], link=build_resource_url(definition.ref)
+            )
+            edges.append((column_key, key))
+            for user_ref in view.here.features.users(definition.ref):
+                name = str(to_display_ref(str(user_ref)))
+                nodes.setdefault(name, _make_node(view, name, False, False))
                 edges += [(key, name)] if (key, name) not in edges else []
     return EMPTY
 
 
-def made_of(definition: Mapping[str, Any], source: str, column: str) -> list[str]:
+def find_derived_features(definition: Mapping[str, Any], source: str, column: str) -> list[str]:
     """The features of a view that are computed from this column of that dataset, by what the definition says."""
-    if Ref.parse(source).bare != _dataset(definition):
+    if Ref.parse(source).bare != _parse_source_dataset(definition):
         return []
-    plainly = [one["name"] for one in definition.get("features", ())
-               if (one["name"] == column if one.get("express") is None else _uses(one["express"], column))]  # fmt: skip
-    windows = [str(one.get("name") or one.get("function") or column) for one in definition.get("windows", ())
-               if column in (one.get("column"), one.get("of"), one.get("over_column"))]  # fmt: skip
-    return [*plainly, *windows]
+    feature_names = [
+        feature["name"]
+        for feature in definition.get("features", ())
+        if (feature["name"] == column if feature.get("express") is None else _uses_column(feature["express"], column))
+    ]
+    window_names = [
+        str(feature.get("name") or feature.get("function") or column)
+        for feature in definition.get("windows", ())
+        if column in (feature.get("column"), feature.get("of"), feature.get("over_column"))
+    ]
+    return [*feature_names, *window_names]
 
 
-def _dataset(definition: Mapping[str, Any]) -> Ref | None:
-    said = str(definition.get("source", {}).get("address", ""))
-    return Ref.parse(said).bare if said.startswith("dataset:") else None
+def _parse_source_dataset(definition: Mapping[str, Any]) -> Ref | None:
+    address = str(definition.get("source", {}).get("address", ""))
+    return Ref.parse(address).bare if address.startswith("dataset:") else None
 
 
-def _uses(express: Any, column: str) -> bool:
-    if isinstance(express, Mapping):
-        return express.get("col") == column or any(_uses(one, column) for one in express.values())
-    return isinstance(express, Sequence) and not isinstance(express, str) and any(_uses(one, column) for one in express)
+def _uses_column(expression: Any, column: str) -> bool:
+    if isinstance(expression, Mapping):
+        return expression.get("col") == column or any(_uses_column(operand, column) for operand in expression.values())
+    return (
+        isinstance(expression, Sequence)
+        and not isinstance(expression, str)
+        and any(_uses_column(operand, column) for operand in expression)
+    )
 
 
-def _impact(view: View, ref: Ref) -> Html:
+def _render_impact(view: PageView, ref: Ref) -> Html:
     """What is touched should this turn out to be wrong."""
     t = view.t
-    found = view.here.audit.impact(ref)
-    things = Counter(plain(one).kind for one in {str(plain(one)) for one in found.affected})
-    kinds = [
-        parts.stat(t.of("catalog.kinds", kind), view.number(count))
-        for kind, count in things.most_common()
+    impact = view.here.audit.impact(ref)
+    count_by_kind = Counter(
+        to_display_ref(ref_text).kind for ref_text in {str(to_display_ref(ref_text)) for ref_text in impact.affected}
+    )
+    kind_tiles = [
+        components.stat_tile(t.of("catalog.kinds", kind), view.number(count))
+        for kind, count in count_by_kind.most_common()
         if kind not in HIDDEN_KINDS
     ]
-    if not kinds:
-        return parts.card(t("catalog.impact"), h.p(t("catalog.no_impact"), class_="soft"), id="impact")
-    where = h.p(t("catalog.lies_in"), " ", [parts.tag(one) for one in found.zones]) if found.zones else None
-    hidden = h.p(t("catalog.impact_hidden", n=found.hidden), class_="soft") if found.hidden else None
-    return parts.card(t("catalog.impact"), h.div(kinds, class_="stats"), where, hidden, id="impact")
+    if not kind_tiles:
+        return components.card(t("catalog.impact"), h.p(t("catalog.no_impact"), class_="soft"), id="impact")
+    zones_line = (
+        h.p(t("catalog.lies_in"), " ", [components.tag(ref_text) for ref_text in impact.zones])
+        if impact.zones
+        else None
+    )
+    hidden_note = h.p(t("catalog.impact_hidden", n=impact.hidden), class_="soft") if impact.hidden else None
+    return components.card(t("catalog.impact"), h.div(kind_tiles, class_="stats"), zones_line, hidden_note, id="impact")
 
 
-def _listed(view: View, nodes: Mapping[str, Node]) -> Html:
+def _render_node_list(view: PageView, nodes: Mapping[str, GraphNode]) -> Html:
     """The same as a list, for those who hear the page or look for a name."""
     t = view.t
     rows = [
-        Row((h.a(h.bdi(one.id), href=one.link, class_="ref") if one.link else h.bdi(one.name), h.span(one.note),
-             parts.badge(view, one.state) if one.state else ""))
-        for one in list(nodes.values())[:_MOST]
-    ]  # fmt: skip
-    table = parts.table(view, (t("console.name"), t("console.kind"), t("console.state")), rows, t("console.lineage"))
+        TableRow(
+            (
+                h.a(h.bdi(node.id), href=node.link, class_="ref") if node.link else h.bdi(node.name),
+                h.span(node.note),
+                components.badge(view, node.state) if node.state else "",
+            )
+        )
+        for node in list(nodes.values())[:_MAX_NODES]
+    ]
+    table = components.table(
+        view, (t("console.name"), t("console.kind"), t("console.state")), rows, t("console.lineage")
+    )
     return h.details(h.summary(t("catalog.as_list", n=len(nodes))), table, id="as-list")

@@ -2,76 +2,106 @@
 
 from datetime import datetime
 
-from falaj.catalog.records import Version
-from falaj.console import parts
+from falaj.catalog.records import CatalogVersion
+from falaj.console import components
+from falaj.console.components import TableRow
 from falaj.console.markup import EMPTY, Html, h
-from falaj.console.pages.catalog.shown import at
-from falaj.console.parts import Row
-from falaj.console.view import View
-from falaj.content.records import Column, Table
+from falaj.console.page_view import PageView
+from falaj.console.pages.catalog.version_parts import build_version_url
+from falaj.content.records import TableColumn, TableDescription
 
-_MOST = 200
+_MAX_COLUMNS = 200
 
 
-def schema(view: View, version: Version) -> Html:
+def render_schema(view: PageView, version: CatalogVersion) -> Html:
     """A row for each column; what would show values of people is not kept, and says so."""
     t, table = view.t, version.table
     if table is None:
         return EMPTY
     columns = (
-        t("console.column"), parts.Column(t("catalog.type"), "code"), t("console.label"),
-        parts.Column(t("catalog.nulls"), "n"), parts.Column(t("catalog.distinct"), "n"), t("catalog.least"),
-        t("catalog.mean"), t("catalog.greatest"), "",
-    )  # fmt: skip
-    rows = [_row(view, version, table, one) for one in table.columns[:_MOST]]
-    more = len(table.columns) > _MOST and h.p(t("catalog.more", n=len(table.columns) - _MOST), class_="soft")
-    there = sum(bool(one.type) for one in table.columns)
-    about = None
+        t("console.column"),
+        components.ColumnHeader(t("catalog.type"), "code"),
+        t("console.label"),
+        components.ColumnHeader(t("catalog.nulls"), "n"),
+        components.ColumnHeader(t("catalog.distinct"), "n"),
+        t("catalog.least"),
+        t("catalog.mean"),
+        t("catalog.greatest"),
+        "",
+    )
+    rows = [_make_row(view, version, table, column) for column in table.columns[:_MAX_COLUMNS]]
+    truncation_note = len(table.columns) > _MAX_COLUMNS and h.p(
+        t("catalog.more", n=len(table.columns) - _MAX_COLUMNS), class_="soft"
+    )
+    num_present = sum(bool(column.type) for column in table.columns)
+    summary_line = None
     if table.rows is not None:
-        about = h.p(t("catalog.table_of", rows=table.rows, n=there, format=table.format), class_="soft")
-    return parts.card(t("catalog.schema"), about, parts.table(view, columns, rows, t("catalog.schema")), more or None,
-                      id="schema")  # fmt: skip
+        summary_line = h.p(t("catalog.table_of", rows=table.rows, n=num_present, format=table.format), class_="soft")
+    return components.card(
+        t("catalog.schema"),
+        summary_line,
+        components.table(view, columns, rows, t("catalog.schema")),
+        truncation_note or None,
+        id="schema",
+    )
 
 
-def _row(view: View, version: Version, table: Table, one: Column) -> Row:
-    walk = h.a(view.t("console.lineage"), href=at(version.ref, "lineage", column=one.name))
-    private = h.span(view.t.of("catalog.category", one.category), class_="badge warn") if one.category else ""
-    nulls = view.percent(one.nulls / table.rows) if table.rows else view.number(one.nulls)
-    if not one.type:
+def _make_row(view: PageView, version: CatalogVersion, table: TableDescription, column: TableColumn) -> TableRow:
+    lineage_link = h.a(view.t("console.lineage"), href=build_version_url(version.ref, "lineage", column=column.name))
+    category_badge = (
+        h.span(view.t.of("catalog.category", column.category), class_="badge warn") if column.category else ""
+    )
+    nulls = view.percent(column.nulls / table.rows) if table.rows else view.number(column.nulls)
+    if not column.type:
         nulls = EMPTY  # it was declared for an earlier version, and is not in this one
-    hidden = h.span(view.t("catalog.not_kept"), class_="soft small") if one.category else ""
+    hidden_note = h.span(view.t("catalog.not_kept"), class_="soft small") if column.category else ""
     cells = (
-        h.bdi(one.name), one.type, private, nulls,
-        view.number(one.distinct) if one.distinct is not None else "", h.bdi(one.low[:60]) if one.low else hidden,
-        _mean(view, one), h.bdi(one.high[:60]), walk,
-    )  # fmt: skip
-    return Row(cells, id=f"column-{one.name}")
+        h.bdi(column.name),
+        column.type,
+        category_badge,
+        nulls,
+        view.number(column.distinct) if column.distinct is not None else "",
+        h.bdi(column.low[:60]) if column.low else hidden_note,
+        _render_mean(view, column),
+        h.bdi(column.high[:60]),
+        lineage_link,
+    )
+    return TableRow(cells, id=f"column-{column.name}")
 
 
-def _mean(view: View, one: Column) -> Html:
+def _render_mean(view: PageView, column: TableColumn) -> Html:
     """The mean, and where it lies between the ends."""
-    if one.mean is None:
+    if column.mean is None:
         return EMPTY
-    place = position(one)
-    meter = h.meter(min="0", max="1", value=f"{place:.3f}", aria_label=view.t("catalog.mean_at", name=one.name),
-                    class_="mean") if place is not None else None  # fmt: skip
-    return h.div(view.number(one.mean), meter)
+    mean_position = compute_mean_position(column)
+    meter = (
+        h.meter(
+            min="0",
+            max="1",
+            value=f"{mean_position:.3f}",
+            aria_label=view.t("catalog.mean_at", name=column.name),
+            class_="mean",
+        )
+        if mean_position is not None
+        else None
+    )
+    return h.div(view.number(column.mean), meter)
 
 
-def position(one: Column) -> float | None:
+def compute_mean_position(column: TableColumn) -> float | None:
     """How far the mean is from the least value to the greatest, from 0 to 1; None where that means nothing."""
-    low, high = _number(one.low), _number(one.high)
-    if one.mean is None or low is None or high is None or not high > low:
+    low, high = _parse_number(column.low), _parse_number(column.high)
+    if column.mean is None or low is None or high is None or not high > low:
         return None
-    return min(1.0, max(0.0, (one.mean - low) / (high - low)))
+    return min(1.0, max(0.0, (column.mean - low) / (high - low)))
 
 
-def _number(said: str) -> float | None:
+def _parse_number(value_text: str) -> float | None:
     try:
-        found = float(said)
+        parsed_value = float(value_text)
     except ValueError:
         try:
-            found = datetime.fromisoformat(said).timestamp()
+            parsed_value = datetime.fromisoformat(value_text).timestamp()
         except (ValueError, OverflowError):
             return None
-    return found if found == found and abs(found) != float("inf") else None
+    return parsed_value if parsed_value == parsed_value and abs(parsed_value) != float("inf") else None

@@ -1,28 +1,44 @@
 """Features: entities, views and services; how fresh and sound they are, and who relies on them."""
 
-from falaj.console.page import Page, Route
-from falaj.console.pages.features import defined, listing, service
-from falaj.console.pages.features import view as views
-from falaj.console.view import View
+from falaj.console.page import Page, PageRoute
+from falaj.console.page_view import PageView
+from falaj.console.pages.features import definition_list, definition_parts, feature_service_page
+from falaj.console.pages.features import feature_view_page as views
 from falaj.core.errors import NotFound
 from falaj.core.ref import Ref
 
-_PAGES = {"view": views.page, "service": service.page, "entity": defined.entity}
+_RENDERER_BY_KIND = {
+    "view": views.render_feature_view_page,
+    "service": feature_service_page.render_feature_service_page,
+    "entity": definition_parts.render_entity_page,
+}
 
 
-def thing(view: View) -> Page:
+def render_feature_page(view: PageView) -> Page:
     """The page of one definition, by its kind."""
     ref = Ref.parse(view.args["ref"])
-    if ref.kind not in _PAGES:
+    if ref.kind not in _RENDERER_BY_KIND:
         raise NotFound(f"{ref} is no definition of features", "follow a link of the list of features")
-    return _PAGES[ref.kind](view, ref)
+    return _RENDERER_BY_KIND[ref.kind](view, ref)
 
 
 ROUTES = (
-    Route("features", listing.page, walk=("features", "features?tab=service", "features?tab=entity")),
-    Route("features/<ref>", thing, walk=(
-        "features/view:fraud/card-stats", "features/view:fraud/card-stats?tab=quality",
-        "features/view:fraud/card-stats?tab=users", "features/view:fraud/card-spent", "features/service:fraud/scoring",
-        "features/service:fraud/scoring?tab=skew", "features/entity:fraud/card",
-    )),
-)  # fmt: skip
+    PageRoute(
+        "features",
+        definition_list.render_definitions_page,
+        walk=("features", "features?tab=service", "features?tab=entity"),
+    ),
+    PageRoute(
+        "features/<ref>",
+        render_feature_page,
+        walk=(
+            "features/view:fraud/card-stats",
+            "features/view:fraud/card-stats?tab=quality",
+            "features/view:fraud/card-stats?tab=users",
+            "features/view:fraud/card-spent",
+            "features/service:fraud/scoring",
+            "features/service:fraud/scoring?tab=skew",
+            "features/entity:fraud/card",
+        ),
+    ),
+)

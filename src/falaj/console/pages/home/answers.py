@@ -2,33 +2,33 @@
 
 from typing import Any
 
-from falaj.console.view import Here
+from falaj.console.page_view import RecordingClient
 from falaj.core.errors import FalajError
 
 
-class Answers:
+class CachedAnswers:
     """`told.ask("jobs", "list", state="running")`: the answer, or the error, as often as one asks."""
 
-    def __init__(self, here: Here) -> None:
-        self._here = here
-        self._known: dict[tuple[str, ...], Any] = {}
+    def __init__(self, client: RecordingClient) -> None:
+        self._client = client
+        self._answers: dict[tuple[str, ...], Any] = {}
 
-    def ask(self, desk: str, verb: str, /, *placed: Any, **named: Any) -> Any:
+    def ask(self, service_name: str, operation_name: str, /, *arguments: Any, **options: Any) -> Any:
         """What the verb gives; raises again what it raised."""
-        key = (desk, verb, *map(str, placed), str(sorted(named.items())))
-        if key not in self._known:
+        key = (service_name, operation_name, *map(str, arguments), str(sorted(options.items())))
+        if key not in self._answers:
             try:
-                self._known[key] = getattr(getattr(self._here, desk), verb)(*placed, **named)
+                self._answers[key] = getattr(getattr(self._client, service_name), operation_name)(*arguments, **options)
             except FalajError as error:
-                self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, FalajError):
-            raise found
-        return found
+                self._answers[key] = error
+        answer = self._answers[key]
+        if isinstance(answer, FalajError):
+            raise answer
+        return answer
 
-    def seen(self, desk: str, verb: str, /, *placed: Any, **named: Any) -> Any:
+    def seen(self, service_name: str, operation_name: str, /, *arguments: Any, **options: Any) -> Any:
         """The same, or None for whoever may not know."""
         try:
-            return self.ask(desk, verb, *placed, **named)
+            return self.ask(service_name, operation_name, *arguments, **options)
         except FalajError:
             return None

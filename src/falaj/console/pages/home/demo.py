@@ -6,18 +6,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from falaj.console.page import address
-from falaj.console.view import View
+from falaj.console.page import build_url
+from falaj.console.page_view import PageView
 from falaj.core.errors import Conflict
 from falaj.core.ref import Ref
-from falaj.platform import Platform
+from falaj.server import LocalClient
 from falaj.track.records import Metric
 
-DATA, FIRST, JOB = (Ref.parse(one) for one in ("dataset:demo/payments", "experiment:demo/first", "job:demo/count"))
-NEEDS = (("catalog.begin", DATA), ("track.create", FIRST), ("jobs.add", JOB))
+DEMO_DATASET, DEMO_EXPERIMENT, DEMO_JOB = (
+    Ref.parse(ref_text) for ref_text in ("dataset:demo/payments", "experiment:demo/first", "job:demo/count")
+)
+REQUIRED_PERMISSIONS = (("catalog.begin", DEMO_DATASET), ("track.create", DEMO_EXPERIMENT), ("jobs.add", DEMO_JOB))
 """What whoever makes it must be allowed."""
-RATES, STEPS, ROWS = (0.01, 0.05, 0.2), 60, 400
-COUNT = '''"""Count the payments of the demo by city."""
+LEARNING_RATES, NUM_STEPS, NUM_ROWS = (0.01, 0.05, 0.2), 60, 400
+COUNT_PROGRAM = '''"""Count the payments of the demo by city."""
 import collections, csv, os, pathlib
 
 rows = csv.DictReader(pathlib.Path(os.environ["FALAJ_INPUT_DATA"], "payments.csv").open())
@@ -26,53 +28,64 @@ for city, count in collections.Counter(row["city"] for row in rows).most_common(
 '''
 
 
-def make(view: View) -> str:
+def make(view: PageView) -> str:
     """Make it as the reader; what is there already stays as it is. Gives where to look first."""
-    here = Platform(view.here.house, view.actor, view.here.purpose)
+    client = LocalClient(view.here.house, view.actor, view.here.purpose)
     with tempfile.TemporaryDirectory(prefix="falaj-demo-") as folder:
-        _publish(here, Path(folder, "payments"))
-        if not here.track.list(experiments=(), project=FIRST.project, limit=1).runs:
-            _track(here)
-        _submit(here, Path(folder, "code"))
-    return address("")
+        _publish_dataset(client, Path(folder, "payments"))
+        if not client.track.list(experiments=(), project=DEMO_EXPERIMENT.project, limit=1).runs:
+            _track_runs(client)
+        _submit_job(client, Path(folder, "code"))
+    return build_url("")
 
 
-def _publish(here: Platform, folder: Path) -> None:
+_CITIES = ("Dubai", "Abu Dhabi", "Sharjah")
+
+
+def _publish_dataset(client: LocalClient, folder: Path) -> None:
     folder.mkdir()
-    dice = random.Random(7)  # noqa: S311 # nosec B311 - made-up payments, the same for everybody
-    rows = [f"{n},{dice.lognormvariate(4, 0.8):.2f},{dice.choice(('Dubai', 'Abu Dhabi', 'Sharjah'))},{n % 9 == 0:d}"
-            for n in range(ROWS)]  # fmt: skip
+    random_source = random.Random(7)  # noqa: S311 # nosec B311 - made-up payments, the same for everybody
+    rows = [
+        f"{row_number},{random_source.lognormvariate(4, 0.8):.2f},{random_source.choice(_CITIES)},{fraud:d}"
+        for row_number, fraud in enumerate(index % 9 == 0 for index in range(NUM_ROWS))
+    ]
     (folder / "payments.csv").write_text("\n".join(("id,amount,city,fraud", *rows)), encoding="utf-8")
-    here.catalog.publish(DATA, str(folder), message="made-up payments")
+    client.catalog.publish(DEMO_DATASET, str(folder), message="made-up payments")
 
 
-def _track(here: Platform) -> None:
+def _track_runs(client: LocalClient) -> None:
     """Three runs that differ in one parameter, so that there is something to compare."""
-    here.track.create(FIRST, "Which rate learns best?")
+    client.track.create(DEMO_EXPERIMENT, "Which rate learns best?")
     now = time.time()
-    for number, rate in enumerate(RATES):
-        began = now - 600 + 180 * number
-        run = here.track.start(FIRST, f"rate {rate}", {"demo": "yes"}, {"rate": str(rate)}, began).ref
+    for number, rate in enumerate(LEARNING_RATES):
+        began_at = now - 600 + 180 * number
+        run = client.track.start(DEMO_EXPERIMENT, f"rate {rate}", {"demo": "yes"}, {"rate": str(rate)}, began_at).ref
         points = (
-            Metric(key, value, began + 2 * step, step)
-            for step in range(STEPS)
-            for key, value in (("loss", _loss(rate, step)), ("accuracy", 1 - _loss(rate, step) / 2))
+            Metric(key, value, began_at + 2 * step, step)
+            for step in range(NUM_STEPS)
+            for key, value in (("loss", _compute_loss(rate, step)), ("accuracy", 1 - _compute_loss(rate, step) / 2))
         )
-        here.track.log(run, tuple(points))
-        here.track.end(run, "finished", began + 2 * STEPS)
+        client.track.log(run, tuple(points))
+        client.track.end(run, "finished", began_at + 2 * NUM_STEPS)
 
 
-def _loss(rate: float, step: int) -> float:
+def _compute_loss(rate: float, step: int) -> float:
     """A curve as training gives it: the middle rate falls well, the large one trembles."""
-    shaking = 0.08 * math.sin(step * 1.7) * rate * 5
-    return 0.08 + 0.9 * math.exp(-step * min(rate, 0.06)) + abs(shaking)
+    noise = 0.08 * math.sin(step * 1.7) * rate * 5
+    return 0.08 + 0.9 * math.exp(-step * min(rate, 0.06)) + abs(noise)
 
 
-def _submit(here: Platform, folder: Path) -> None:
+def _submit_job(client: LocalClient, folder: Path) -> None:
     folder.mkdir()
-    (folder / "count.py").write_text(COUNT, encoding="utf-8")
+    (folder / "count.py").write_text(COUNT_PROGRAM, encoding="utf-8")
     try:
-        here.jobs.submit(str(folder / "count.py"), name=JOB.name, project=JOB.project, cpus=0.1, memory="64MiB",
-                         inputs={"data": DATA})  # fmt: skip
+        client.jobs.submit(
+            str(folder / "count.py"),
+            name=DEMO_JOB.name,
+            project=DEMO_JOB.project,
+            cpus=0.1,
+            memory="64MiB",
+            inputs={"data": DEMO_DATASET},
+        )
     except Conflict:
         return  # made before

@@ -1,12 +1,12 @@
 """Policy: the rules that bind, what each role may do, and why a decision fell."""
 
-from falaj.console.page import Route
-from falaj.console.pages.policy.asking import explain
-from falaj.console.pages.policy.rules import policy, roles, rule
+from falaj.console.page import PageRoute
+from falaj.console.pages.policy.policy_explain import render_explain_page
+from falaj.console.pages.policy.policy_rules import render_policy_page, render_roles_page, render_rule_page
 
-ROUTES: tuple[Route, ...] = (
-    Route("policy", policy, ("policy", "policy?layer=guardrail", "policy?layer=role")),
-    Route("policy/roles", roles, ("policy/roles",)),
-    Route("policy/explain", explain, ("policy/explain", "policy/explain?what=keys.rotate")),
-    Route("policy/<ref>", rule, ("policy/policy:policies/guard-residency",)),
+ROUTES: tuple[PageRoute, ...] = (
+    PageRoute("policy", render_policy_page, ("policy", "policy?layer=guardrail", "policy?layer=role")),
+    PageRoute("policy/roles", render_roles_page, ("policy/roles",)),
+    PageRoute("policy/explain", render_explain_page, ("policy/explain", "policy/explain?what=keys.rotate")),
+    PageRoute("policy/<ref>", render_rule_page, ("policy/policy:policies/guard-residency",)),
 )

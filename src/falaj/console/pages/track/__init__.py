@@ -1,37 +1,53 @@
 """Experiments: what was tried, what came of it, and how tries differ."""
 
-from falaj.console.page import File, Made, Route
-from falaj.console.pages.track import compare, experiments, files, run, runs, things
-from falaj.console.view import View
+from falaj.console.page import FileDownload, PageRoute, RouteResult
+from falaj.console.page_view import PageView
+from falaj.console.pages.track import compare_runs, experiment_list, outputs_and_traces, run_files, run_page, run_table
 from falaj.core.ref import Ref
 
-_RUN = f"run:fraud/{0:032x}"
+_RUN_REF = f"run:fraud/{0:032x}"
 
 
-def thing(view: View) -> Made:
+def render_track_resource_page(view: PageView) -> RouteResult:
     """The page of an experiment, a run, a logged model or a trace."""
     ref = Ref.parse(view.args["ref"])
-    pages = {"experiment": runs.of_experiment, "output": things.output, "trace": things.trace}
-    return pages.get(ref.kind, run.run)(view, ref)
+    renderers = {
+        "experiment": run_table.render_experiment_page,
+        "output": outputs_and_traces.render_output_page,
+        "trace": outputs_and_traces.render_trace_page,
+    }
+    return renderers.get(ref.kind, run_page.render_run_page)(view, ref)
 
 
-def file(view: View) -> File:
+def download_file(view: PageView) -> FileDownload:
     """A file of a run, to be saved; or a picture, to be shown."""
-    return files.file(view, Ref.parse(view.args["ref"]))
+    return run_files.download_file(view, Ref.parse(view.args["ref"]))
 
 
 ROUTES = (
-    Route("track", experiments.experiments, walk=("track",)),
-    Route("track/runs", runs.of_all, walk=("track/runs", "track/runs?where=metrics.loss")),
-    Route("track/grid", runs.window, walk=("track/grid?experiment=experiment:fraud/scoring",)),
-    Route("track/compare", compare.compare, walk=(
-        f"track/compare?runs=fraud~{0:032x}~{1:032x}~{5:032x}", f"track/compare?runs=fraud~{0:032x}")),
-    Route("track/<ref>", thing, walk=(
-        "track/experiment:fraud/scoring", "track/experiment:fraud/scoring?tab=shape",
-        "track/experiment:fraud/scoring?tab=about", "track/experiment:fraud/scoring?tab=models",
-        "track/experiment:fraud/scoring?tab=traces",
-        f"track/{_RUN}", f"track/{_RUN}?tab=curves&smooth=0.6&x=time", f"track/{_RUN}?tab=files&path=report.md",
-        f"track/run:hostile/{0xBAD:032x}", f"track/run:hostile/{0xBAD:032x}?tab=files&path=notes/card.md",
-    )),
-    Route("track/<ref>/file", file, walk=(f"track/{_RUN}/file?path=report.md",)),
-)  # fmt: skip
+    PageRoute("track", experiment_list.render_experiments_page, walk=("track",)),
+    PageRoute("track/runs", run_table.render_all_runs_page, walk=("track/runs", "track/runs?where=metrics.loss")),
+    PageRoute("track/grid", run_table.load_window, walk=("track/grid?experiment=experiment:fraud/scoring",)),
+    PageRoute(
+        "track/compare",
+        compare_runs.render_compare_page,
+        walk=(f"track/compare?runs=fraud~{0:032x}~{1:032x}~{5:032x}", f"track/compare?runs=fraud~{0:032x}"),
+    ),
+    PageRoute(
+        "track/<ref>",
+        render_track_resource_page,
+        walk=(
+            "track/experiment:fraud/scoring",
+            "track/experiment:fraud/scoring?tab=shape",
+            "track/experiment:fraud/scoring?tab=about",
+            "track/experiment:fraud/scoring?tab=models",
+            "track/experiment:fraud/scoring?tab=traces",
+            f"track/{_RUN_REF}",
+            f"track/{_RUN_REF}?tab=curves&smooth=0.6&x=time",
+            f"track/{_RUN_REF}?tab=files&path=report.md",
+            f"track/run:hostile/{0xBAD:032x}",
+            f"track/run:hostile/{0xBAD:032x}?tab=files&path=notes/card.md",
+        ),
+    ),
+    PageRoute("track/<ref>/file", download_file, walk=(f"track/{_RUN_REF}/file?path=report.md",)),
+)

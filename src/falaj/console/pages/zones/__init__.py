@@ -1,22 +1,26 @@
 """Zones: legal places on a map, laws as data, what may go where, and the grants that let it."""
 
-from falaj.console.page import Made, Route
-from falaj.console.pages.zones.grants import grant, grants
-from falaj.console.pages.zones.law import check, regime, regimes
-from falaj.console.pages.zones.places import zone, zones
-from falaj.console.view import View
+from falaj.console.page import PageRoute, RouteResult
+from falaj.console.page_view import PageView
+from falaj.console.pages.zones.grant_pages import render_grant_page, render_grants_page
+from falaj.console.pages.zones.legal_regimes import render_regime_page, render_regimes_page, render_residency_check_page
+from falaj.console.pages.zones.zone_pages import render_zone_page, render_zones_page
 
 
-def thing(view: View) -> Made:
+def render_zone_resource_page(view: PageView) -> RouteResult:
     """A zone or a grant, by its name."""
-    return grant(view) if view.args["ref"].startswith("grant:") else zone(view)
+    return render_grant_page(view) if view.args["ref"].startswith("grant:") else render_zone_page(view)
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("zones", zones, ("zones",)),
-    Route("zones/check", check, ("zones/check", "zones/check?thing=dataset:fraud/transactions@v3&to=eu-west")),
-    Route("zones/grants", grants, ("zones/grants", "zones/grants?state=waiting")),
-    Route("zones/regimes", regimes, ("zones/regimes",)),
-    Route("zones/regimes/<name>", regime, ("zones/regimes/AE-PDPL", "zones/regimes/EU-GDPR")),
-    Route("zones/<ref>", thing, ("zones/zone:house/ae-dubai", "zones/zone:house/eu-west")),
+ROUTES: tuple[PageRoute, ...] = (
+    PageRoute("zones", render_zones_page, ("zones",)),
+    PageRoute(
+        "zones/check",
+        render_residency_check_page,
+        ("zones/check", "zones/check?thing=dataset:fraud/transactions@v3&to=eu-west"),
+    ),
+    PageRoute("zones/grants", render_grants_page, ("zones/grants", "zones/grants?state=waiting")),
+    PageRoute("zones/regimes", render_regimes_page, ("zones/regimes",)),
+    PageRoute("zones/regimes/<name>", render_regime_page, ("zones/regimes/AE-PDPL", "zones/regimes/EU-GDPR")),
+    PageRoute("zones/<ref>", render_zone_resource_page, ("zones/zone:house/ae-dubai", "zones/zone:house/eu-west")),
 )
