@@ -73,20 +73,20 @@ class KubernetesApi:
     def list(self, path: str, **params: str) -> tuple[list[JsonObject], str]:
         """Every object, page by page, and the version that a watch goes on from."""
         objects: list[JsonObject] = []
-        continue_token = ""
+        page_cursor = ""
         while True:
             try:
                 page = self.get(
-                    path, limit=str(_PAGE_SIZE), **params, **({"continue": continue_token} if continue_token else {})
+                    path, limit=str(_PAGE_SIZE), **params, **({"continue": page_cursor} if page_cursor else {})
                 )
             except ResourceVersionExpired:
-                if not continue_token:
+                if not page_cursor:
                     raise
-                objects, continue_token = [], ""
+                objects, page_cursor = [], ""
                 continue
             objects += page.get("items") or ()
             metadata = page.get("metadata") or {}
-            if not (continue_token := metadata.get("continue") or ""):
+            if not (page_cursor := metadata.get("continue") or ""):
                 return objects, str(metadata.get("resourceVersion", ""))
 
     @contextlib.contextmanager

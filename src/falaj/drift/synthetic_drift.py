@@ -88,14 +88,14 @@ def make_batch(kind: str, rows: int, *, seed: int = 0, strength: float = 0.0, no
     """One window of one kind of drift."""
     if kind not in DRIFT_KINDS:
         raise Invalid(f"{kind!r} is no kind of drift", hint=f"one of {', '.join(DRIFT_KINDS)}")
-    random = np.random.default_rng([seed, DRIFT_KINDS.index(kind) if strength else 0])
-    columns = _draw_columns(random, rows, noise_columns)
+    generator = np.random.default_rng([seed, DRIFT_KINDS.index(kind) if strength else 0])
+    columns = _draw_columns(generator, rows, noise_columns)
     if strength and kind == KIND_PRIOR:
-        columns = _resample_rows(random, columns, strength)
+        columns = _resample_rows(generator, columns, strength)
     elif strength:
-        _shift_columns(random, columns, kind, strength)
+        _shift_columns(generator, columns, kind, strength)
     chance = _compute_chance(columns, concept_shift=strength if kind == KIND_CONCEPT else 0.0)
-    labels = (random.random(rows) < chance).astype(np.int64)
+    labels = (generator.random(rows) < chance).astype(np.int64)
     return SyntheticBatch(columns, score_rows(columns), labels, strength != 0)
 
 
@@ -104,26 +104,26 @@ def score_rows(columns: dict[str, NDArray[np.generic]]) -> Floats:
     return _compute_chance(columns)
 
 
-def _draw_columns(random: np.random.Generator, rows: int, noise_columns: int) -> dict[str, NDArray[np.generic]]:
-    common_factor = random.normal(size=rows)
+def _draw_columns(generator: np.random.Generator, rows: int, noise_columns: int) -> dict[str, NDArray[np.generic]]:
+    common_factor = generator.normal(size=rows)
     columns: dict[str, NDArray[np.generic]] = {
-        "income": np.exp(9.5 + 0.5 * (0.6 * common_factor + 0.8 * random.normal(size=rows))),
-        "debt": 0.6 * common_factor + 0.8 * random.normal(size=rows),
-        "balance": np.where(random.random(rows) < 0.3, 0.0, random.exponential(size=rows)),
-        "age": np.clip(np.round(random.normal(38, 11, rows)), 18, 90),
-        "city": random.choice(CITY_NAMES, rows, p=_CITY_SHARES),
-        "channel": random.choice(CHANNEL_NAMES, rows, p=_CHANNEL_SHARES),
+        "income": np.exp(9.5 + 0.5 * (0.6 * common_factor + 0.8 * generator.normal(size=rows))),
+        "debt": 0.6 * common_factor + 0.8 * generator.normal(size=rows),
+        "balance": np.where(generator.random(rows) < 0.3, 0.0, generator.exponential(size=rows)),
+        "age": np.clip(np.round(generator.normal(38, 11, rows)), 18, 90),
+        "city": generator.choice(CITY_NAMES, rows, p=_CITY_SHARES),
+        "channel": generator.choice(CHANNEL_NAMES, rows, p=_CHANNEL_SHARES),
     }
-    return columns | {f"noise{noise_number}": random.normal(size=rows) for noise_number in range(noise_columns)}
+    return columns | {f"noise{noise_number}": generator.normal(size=rows) for noise_number in range(noise_columns)}
 
 
 def _shift_columns(
-    random: np.random.Generator, columns: dict[str, NDArray[np.generic]], kind: str, strength: float
+    generator: np.random.Generator, columns: dict[str, NDArray[np.generic]], kind: str, strength: float
 ) -> None:
     debt, income = columns["debt"].astype(np.float64), columns["income"].astype(np.float64)
     if kind == KIND_COVARIATE:  # As many of each as before, and no longer together.
-        is_shuffled = random.random(len(debt)) < min(1.0, strength)
-        debt[is_shuffled] = random.permutation(debt[is_shuffled])
+        is_shuffled = generator.random(len(debt)) < min(1.0, strength)
+        debt[is_shuffled] = generator.permutation(debt[is_shuffled])
     elif kind != KIND_CONCEPT:
         is_shifted = columns["city"] == CITY_NAMES[2] if kind == KIND_LOCAL else np.ones(len(debt), np.bool_)
         debt = debt + strength * is_shifted
@@ -132,11 +132,11 @@ def _shift_columns(
 
 
 def _resample_rows(
-    random: np.random.Generator, columns: dict[str, NDArray[np.generic]], strength: float
+    generator: np.random.Generator, columns: dict[str, NDArray[np.generic]], strength: float
 ) -> dict[str, NDArray[np.generic]]:
     """The same kinds of people, but more of those whose answer is 1."""
     weight = _compute_chance(columns) ** strength
-    picked_rows = random.choice(len(weight), len(weight), p=weight / weight.sum())
+    picked_rows = generator.choice(len(weight), len(weight), p=weight / weight.sum())
     return {name: column[picked_rows] for name, column in columns.items()}
 
 
