@@ -57,7 +57,7 @@ def identities(request, table, other):
     table.get(b"certificate " + header)  # finds: no-header-as-identity-key
     table.pop(request.headers["authorization"], None)  # finds: no-header-as-identity-key
     table[request.headers.get(b"cookie", b"")] = other  # finds: no-header-as-identity-key
-    table.get(hashlib.sha256(bearer_token(header)).digest())
+    table.get(hashlib.sha256(read_bearer_token(header)).digest())
     request.headers.get(b"content-type", b"")
     table[other]
 
